@@ -1,0 +1,32 @@
+"""``gristmill schemas``: check the contract."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gristmill.errors import GristmillError
+from gristmill.schemas import load_schema, schema_names
+from gristmill.schema_check import check_all
+
+schemas = typer.Typer(no_args_is_help=True, help="The Avro contract.")
+
+
+@schemas.command("list")
+def list_schemas() -> None:
+    """Show the schemas with the ids they have without a registry."""
+    table = Table("schema", "record", "id (fingerprint)", "fields")
+    for name in schema_names():
+        schema = load_schema(name)
+        table.add_row(name, schema.parsed["name"], str(schema.fingerprint), str(len(schema.parsed["fields"])))
+    Console().print(table)
+
+
+@schemas.command("check")
+def check() -> None:
+    """Check the schemas: they parse, every field is documented, and each reads and is read by every released one."""
+    problems = check_all()
+    if problems:
+        raise GristmillError("the schemas break the contract:\n" + "\n".join(f"  {line}" for line in problems))
+    Console().print(f"{len(schema_names())} schemas: documented, and compatible both ways with every release")
