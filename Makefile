@@ -1,0 +1,55 @@
+# Two commands work on a fresh machine with Python 3.11+ and nothing else: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
+# One thread per process: the engine, the trainer and the verifier share the cores.
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test lint format bench docs clean
+
+demo: $(VENV)/.local  ## Install what the line needs, run it on embedded defaults, and sum up.
+	$(BIN)/gristmill demo $(ARGS)
+
+test: $(VENV)/.dev  ## Run the tests; what needs Docker, Java, npm or a GPU is skipped where it is absent.
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## Style, types, import contract, schema contract.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/gristmill schemas check
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev  ## Every benchmark, each with its reference in the same run.
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: $(VENV)/.dev  ## Regenerate the configuration reference.
+	$(BIN)/gristmill config reference > docs/configuration.md
+
+clean:
+	rm -rf $(VENV) .gristmill
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Gristmill needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.local: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	$(PIP) --editable '.[local]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.local

@@ -1,0 +1,1 @@
+"""The local runner: the whole line as processes of this machine, supervised."""

@@ -1,0 +1,49 @@
+"""pass@1 on held-out problems, sampled by the line's own engine and scored by its own verifier."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from gristmill.local.line import LocalLine, run_to_end
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Outcome of sampling ``problems`` held-out problems ``samples`` times in all."""
+
+    policy: str
+    problems: int
+    samples: int
+    correct: int
+
+    @property
+    def pass_at_1(self) -> float:
+        """Share of samples that were correct; 0 when nothing was sampled."""
+        return self.correct / self.samples if self.samples else 0.0
+
+
+def evaluate(line: LocalLine, problems: Path, label: str, adapter: Path | None) -> Evaluation:
+    """Sample every problem of the file and verify the completions.
+
+    Args:
+        problems: JSONL file of ``gristmill problems export``.
+        label: names the policy in files and tables.
+        adapter: folder of the LoRA adapter, None for the base policy.
+
+    Raises:
+        GristmillError: sampling or verification failed.
+    """
+    folder = line.resolved.run_dir / "evaluation"
+    folder.mkdir(exist_ok=True)
+    completions, verdicts = folder / f"{label}.completions.jsonl", folder / f"{label}.verdicts.jsonl"
+    samples = line.local.eval_samples
+    sample = ["sample", "--config", str(line.config_path), "--in", str(problems), "--out", str(completions)]
+    sample += ["--engine", line.engine_urls[0], "--samples", str(samples)]
+    if adapter is not None:
+        sample += ["--adapter", str(adapter)]
+    run_to_end(sample, f"sampling held-out problems ({label})")
+    run_to_end(["verify", "math", "--in", str(completions), "--out", str(verdicts)], f"verifying them ({label})")
+    rows = [json.loads(row) for row in verdicts.read_text(encoding="utf-8").splitlines() if row]
+    return Evaluation(label, len(rows) // samples, len(rows), sum(bool(row["correct"]) for row in rows))

@@ -1,0 +1,130 @@
+"""One supervised child process: its own session, its output in a log file, dead when the parent is dead."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gristmill.errors import GristmillError
+
+TAIL_LINES = 15
+PR_SET_PDEATHSIG = 1
+
+
+class PartDied(GristmillError):
+    """A part of the line ended on its own; the message names it and shows its last log lines."""
+
+    def __init__(self, name: str, status: int, log: Path, lines: Sequence[str]) -> None:
+        self.name, self.status = name, status
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        shown = "\n".join(f"    {line}" for line in lines) or "    (it logged nothing)"
+        super().__init__(f"{name} {how}. Its last log lines ({log}):\n{shown}")
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """A ``preexec_fn`` that asks Linux to kill the child when this process dies; None elsewhere."""
+    if not hasattr(os, "fork") or not Path("/proc/self").exists():
+        return None
+    libc = ctypes.CDLL(None)
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return ask
+
+
+@dataclass(slots=True)
+class Part:
+    """A part of the line: what to run, and where it tells how it is."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    metrics_port: int | None = None
+    may_finish: bool = False
+    """Whether exit status 0 means that its work is done, rather than that it died."""
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it with output appended to its log file."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                list(self.command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.env},
+                start_new_session=True,
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 (one prctl call: takes no lock)
+            )
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, None while it runs."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process.poll()
+
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def finished(self) -> bool:
+        """It did what it had to and ended."""
+        return self.started and self.may_finish and self.status == 0
+
+    def check(self) -> None:
+        """Raises PartDied when it ended though it should run."""
+        if self.started and self.status is not None and not self.finished:
+            raise PartDied(self.name, self.status, self.log, self.tail())
+
+    def tail(self, lines: int = TAIL_LINES) -> list[str]:
+        """Its last log lines."""
+        if not self.log.exists():
+            return []
+        with self.log.open(encoding="utf-8", errors="replace") as log:
+            return [line.rstrip("\n")[:400] for line in deque(log, maxlen=lines)]
+
+    def stop(self, timeout_s: float) -> int | None:
+        """SIGTERM, then SIGKILL to the whole session after ``timeout_s``; gives the exit status."""
+        process = self._process
+        if process is None:
+            return None
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
+        return process.returncode
+
+
+def wait_until(ready: Callable[[], bool], parts: Sequence[Part], timeout_s: float, what: str) -> None:
+    """Wait until ``ready`` says so, while all ``parts`` live.
+
+    Raises:
+        PartDied: one of the parts ended.
+        GristmillError: not ready in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        for part in parts:
+            part.check()
+        if time.monotonic() > deadline:
+            raise GristmillError(f"{what} was not ready after {timeout_s:.0f} s; see {parts[-1].log if parts else ''}")
+        time.sleep(0.1)

@@ -1,0 +1,197 @@
+"""What the line is doing, read from its own topics and metrics: nothing is asked of the services themselves."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as KafkaMessage
+from prometheus_client.parser import text_string_to_metric_families
+
+from gristmill.codec import Codec
+from gristmill.config import CommonConfig
+from gristmill.errors import BadInput, InfrastructureError
+from gristmill.kafka import reader_config
+from gristmill.messages import Completion, PolicyVersion, TrainingStep, Verdict
+from gristmill.topics import Topic, Topics
+
+RATE_WINDOW_S = 10.0
+LAG_METRIC = "gristmill_consumer_lag"
+
+
+class Rate:
+    """Events per second over the last :data:`RATE_WINDOW_S` seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._events: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, count: int) -> None:
+        self._events.append((self._clock(), count))
+        self._sum += count
+
+    def per_second(self) -> float:
+        horizon = self._clock() - RATE_WINDOW_S
+        while self._events and self._events[0][0] < horizon:
+            self._sum -= self._events.popleft()[1]
+        return self._sum / RATE_WINDOW_S
+
+
+@dataclass(slots=True)
+class TopicStats:
+    """Traffic of one topic."""
+
+    records: int = 0
+    rate: Rate = field(default_factory=Rate)
+    lag: int | None = None
+
+
+class LineStats:
+    """Counts and last values; the watcher writes them, the view reads them under ``lock``."""
+
+    def __init__(self, topics: Topics, run_id: str) -> None:
+        self.lock = threading.Lock()
+        self.run_id = run_id
+        self.topics: dict[str, TopicStats] = {topic.name: TopicStats() for topic in topics}
+        self.groups: set[str] = set()
+        self.statuses: Counter[str] = Counter()
+        self.tokens = Rate()
+        self.policy: PolicyVersion | None = None
+        self.steps: dict[int, TrainingStep] = {}
+        self.last_dead_letter: str | None = None
+        self.last_correct: Verdict | None = None
+
+    @property
+    def reward_curve(self) -> list[float]:
+        """Mean reward of every step, in order."""
+        return [self.steps[step].reward_mean for step in sorted(self.steps)]
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups that were started and are not settled yet."""
+        settled = self.policy.settled_groups if self.policy else 0
+        return max(0, len(self.groups) - settled)
+
+    def take(self, topic: Topic, record: KafkaMessage, codec: Codec) -> None:
+        """Count one record and keep what the view shows of it."""
+        stats = self.topics[topic.name]
+        stats.records += 1
+        stats.rate.add(1)
+        value = record.value()
+        if topic.message is None:
+            headers = dict(record.headers() or [])
+            error = headers.get("error", b"")
+            self.last_dead_letter = (error or b"").decode(errors="replace")[:200]
+        elif topic.message in (Completion, Verdict, PolicyVersion, TrainingStep):
+            self._keep(codec.decode(value, topic.message))
+
+    def _keep(self, message: object) -> None:
+        match message:
+            case Completion(run_id=self.run_id):
+                self.groups.add(message.group_id)
+                self.tokens.add(len(message.completion_token_ids) // 4)
+            case Verdict(run_id=self.run_id):
+                self.groups.add(message.group_id)
+                self.statuses[message.status] += 1
+                if message.status == "correct":
+                    self.last_correct = message
+            case PolicyVersion(run_id=self.run_id):
+                self.policy = message
+            case TrainingStep(run_id=self.run_id):
+                self.steps[message.step] = message
+            case _:
+                pass
+
+
+class LineWatcher:
+    """Reads every topic from the beginning on a thread of its own, and scrapes lag from the services' metrics."""
+
+    def __init__(
+        self,
+        common: CommonConfig,
+        topics: Topics,
+        codec: Codec,
+        metrics_ports: Mapping[str, int],
+    ) -> None:
+        self.stats = LineStats(topics, common.run_id)
+        self._common, self._topics, self._codec = common, topics, codec
+        self._ports = dict(metrics_ports)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="line-watcher", daemon=True)
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        by_name = {topic.name: topic for topic in self._topics}
+        consumer = Consumer(reader_config(self._common))
+        try:
+            consumer.assign(_all_partitions(consumer, by_name))
+            scraped = 0.0
+            while not self._stop.is_set():
+                for record in consumer.consume(500, 0.2):
+                    self._take(by_name, record)
+                if time.monotonic() - scraped > 1.0:
+                    scraped = time.monotonic()
+                    self._scrape()
+        except (KafkaException, InfrastructureError) as error:
+            self.error = error
+        finally:
+            consumer.close()
+
+    def _take(self, by_name: Mapping[str, Topic], record: KafkaMessage) -> None:
+        if record.error() is not None:
+            if record.error().code() != KafkaError._PARTITION_EOF and record.error().fatal():
+                raise KafkaException(record.error())
+            return
+        topic = by_name[record.topic() or ""]
+        with self.stats.lock:
+            try:
+                self.stats.take(topic, record, self._codec)
+            except BadInput as error:
+                self.stats.last_dead_letter = f"unreadable record on {topic.name}: {error}"[:200]
+
+    def _scrape(self) -> None:
+        lags: dict[str, float] = {}
+        for port in self._ports.values():
+            for family in _fetch(port):
+                if family.name != LAG_METRIC:
+                    continue
+                for sample in family.samples:
+                    topic = sample.labels.get("topic", "")
+                    lags[topic] = lags.get(topic, 0.0) + max(0.0, sample.value)
+        with self.stats.lock:
+            for name, lag in lags.items():
+                if name in self.stats.topics:
+                    self.stats.topics[name].lag = int(lag)
+
+
+def _all_partitions(consumer: Consumer, topics: Mapping[str, Topic]) -> list[TopicPartition]:
+    metadata = consumer.list_topics(timeout=30)
+    return [
+        TopicPartition(name, partition, OFFSET_BEGINNING)
+        for name in topics
+        if name in metadata.topics
+        for partition in metadata.topics[name].partitions
+    ]
+
+
+def _fetch(port: int) -> list[object]:
+    """Metric families of one process; none while it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1) as response:  # noqa: S310
+            return list(text_string_to_metric_families(response.read().decode()))
+    except (urllib.error.URLError, OSError, ValueError):
+        return []
