@@ -1,0 +1,18 @@
+"""The worker loop that every consuming service runs on; see ``docs/delivery.md``."""
+
+from gristmill.worker.dead_letters import dead_letter_headers
+from gristmill.worker.loop import Handler, OnDeadLetter, Worker
+from gristmill.worker.records import Headers, Incoming, Outgoing, RawRecord
+from gristmill.worker.retry import RetryPolicy
+
+__all__ = [
+    "Handler",
+    "Headers",
+    "Incoming",
+    "OnDeadLetter",
+    "Outgoing",
+    "RawRecord",
+    "RetryPolicy",
+    "Worker",
+    "dead_letter_headers",
+]

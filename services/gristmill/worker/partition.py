@@ -1,0 +1,142 @@
+"""One owned partition: what is buffered, what is being worked on, and what may be committed.
+
+Two threads share it without a lock. The event loop owns the window, the buffer and the lanes; the poll thread
+owns ``expected``, ``paused`` and the commit marks. Across that line go only single reads of ``full``,
+``watermark``, ``closed`` and the two events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.topics import Topic
+from gristmill.worker.stats import TopicStats
+from gristmill.worker.window import Slot, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of what one partition may hold in this process."""
+
+    concurrency: int
+    """Handlers at work at once."""
+    buffer_records: int
+    """Records waiting for a handler."""
+    buffer_bytes: int
+    """Bytes of their values."""
+    window_records: int
+    """Records from the oldest unsettled one on: what a crash repeats at most."""
+
+
+class Partition:
+    """State of one partition for as long as this member owns it."""
+
+    def __init__(self, topic: Topic, number: int, limits: Limits, stats: TopicStats, start: int | None) -> None:
+        self.topic = topic
+        self.number = number
+        self.stats = stats
+        self._limits = limits
+        # Event loop:
+        self.window = Window(start)
+        self.buffer: deque[Slot] = deque()
+        self.buffered_bytes = 0
+        self.lanes: set[asyncio.Task[None]] = set()
+        self.active = 0
+        self.starting = False
+        self.unsettled = 0
+        self.full = False
+        self.closed = False
+        self.abandoned = False
+        self.drained = threading.Event()
+        # Poll thread:
+        self.expected = start
+        self.check_position = start is not None
+        self.doubted: int | None = None
+        self.paused = False
+        self.committed = -1 if start is None else start
+        self.sent = self.committed
+        self.received_at = time.monotonic()
+        self.repairs = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Topic name and partition number."""
+        return self.topic.name, self.number
+
+    @property
+    def watermark(self) -> int | None:
+        """Offset to commit, None while nothing is known of this partition."""
+        return self.window.watermark
+
+    def accept(self, messages: list[Any]) -> None:
+        """Take records from the consumer."""
+        if self.closed:
+            return
+        for message in messages:
+            slot = Slot(message.offset(), message)
+            self.window.open(slot)
+            self.buffer.append(slot)
+            self.buffered_bytes += len(message)
+        self.stats.received += len(messages)
+        self._update_full()
+
+    def take(self) -> Slot:
+        """The next record to handle; from here until it is settled, draining waits for it."""
+        slot = self.buffer.popleft()
+        self.buffered_bytes -= len(slot.message)
+        self.unsettled += 1
+        self.stats.in_flight += 1
+        if self.full:
+            self._update_full()
+        return slot
+
+    def may_start_lane(self) -> bool:
+        """Whether another handler would find work. Lanes start one at a time, each when the last is under way."""
+        return bool(self.buffer) and not self.starting and not self.closed and self.active < self._limits.concurrency
+
+    def settle(self, slot: Slot) -> None:
+        """Everything that comes of the record is acknowledged."""
+        self.window.settle(slot)
+        if self.abandoned:
+            return
+        self.unsettled -= 1
+        self.stats.in_flight -= 1
+        if self.full:
+            self._update_full()
+        if self.closed and not self.unsettled:
+            self.drained.set()
+
+    def close(self) -> None:
+        """Start nothing more; what is under way goes on."""
+        self.closed = True
+        self.buffer.clear()
+        self.buffered_bytes = 0
+        if not self.unsettled:
+            self.drained.set()
+
+    def cancel(self) -> None:
+        """Give up what is under way. It stays unsettled, so it is never committed."""
+        self.close()
+        if self.abandoned:
+            return
+        self.abandoned = True
+        for lane in self.lanes:
+            lane.cancel()
+        self.stats.in_flight -= self.unsettled
+        self.unsettled = 0
+        self.drained.set()
+
+    def _update_full(self) -> None:
+        """Full at the limits, free again at half of them, so that pausing does not flutter."""
+        limits = self._limits
+        share = 2 if self.full else 1
+        self.full = (
+            len(self.buffer) * share >= limits.buffer_records
+            or self.buffered_bytes * share >= limits.buffer_bytes
+            or len(self.window) * share >= limits.window_records
+        )
