@@ -17,28 +17,44 @@ _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 def _sum(draw: Draw, low: int, high: int) -> Draft:
     left, right = draw.between(low, high), draw.between(low, high)
-    total = left + right
-    tens = right - right % 10
-    carry = f"{left + tens} + {right % 10} = " if tens and right % 10 else ""
     return Draft(
         canonical=f"{min(left, right)}+{max(left, right)}",
         text=f"Compute {left} + {right}.",
-        answer=str(total),
-        work=f"{left} + {right} = {carry}{total}.",
+        answer=str(left + right),
+        work=_column_sum(left, right),
     )
+
+
+def _column_sum(left: int, right: int) -> str:
+    """Ones, then tens with the carry: `7 + 8 = 15. 3 + 4 + 1 = 8.`"""
+    ones = left % 10 + right % 10
+    work = f"{left % 10} + {right % 10} = {ones}."
+    if left < 10 and right < 10:
+        return work
+    carry = " + 1" if ones > 9 else ""
+    return f"{work} {left // 10} + {right // 10}{carry} = {left // 10 + right // 10 + ones // 10}."
 
 
 def _difference(draw: Draw, low: int, high: int) -> Draft:
     right, rest = draw.between(low, high), draw.between(low, high)
     left = right + rest
-    tens = right - right % 10
-    carry = f"{left - tens} - {right % 10} = " if tens and right % 10 else ""
     return Draft(
         canonical=f"{left}-{right}",
         text=f"Compute {left} - {right}.",
         answer=str(rest),
-        work=f"{left} - {right} = {carry}{rest}.",
+        work=_column_difference(left, right),
     )
+
+
+def _column_difference(left: int, right: int) -> str:
+    """Ones, borrowing when needed, then tens: `13 - 9 = 4. 6 - 3 - 1 = 2.`"""
+    if right < 10 and left < 20 and left - right < 10:
+        return f"{left} - {right} = {left - right}."
+    borrow = left % 10 < right % 10
+    ones = left % 10 + (10 if borrow else 0)
+    less = " - 1" if borrow else ""
+    tens = left // 10 - right // 10 - (1 if borrow else 0)
+    return f"{ones} - {right % 10} = {ones - right % 10}. {left // 10} - {right // 10}{less} = {tens}."
 
 
 def _product(draw: Draw, low: int, high: int) -> Draft:

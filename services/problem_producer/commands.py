@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from problem_producer.config import ProblemsConfig
 
 problems = typer.Typer(help="Look into problem sources: export, check, show.", no_args_is_help=True)
 
 SourceOption = Annotated[str, typer.Option("--source", help="Source spec, for example arithmetic:levels=1-3.")]
+ConfiguredSourceOption = Annotated[
+    str | None, typer.Option("--source", help="Source spec, in place of the configured sources.")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="YAML file; its section problems gives sources, seed and prompts.")
+]
 PromptOption = Annotated[str | None, typer.Option("--prompt", help="Prompt template: boxed, plain, code, or a text.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the shuffling and of the arithmetic source.")]
 SplitOption = Annotated[
@@ -20,11 +29,12 @@ SplitOption = Annotated[
 
 @problems.command()
 def export(
-    source: SourceOption,
     out: Annotated[Path, typer.Option("--out", help="JSONL file to write.")],
-    n: Annotated[int, typer.Option("--n", min=1, help="Problems to write; all of a smaller source.")] = 1000,
+    source: ConfiguredSourceOption = None,
+    config: ConfigOption = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Distinct problems to write; all of a smaller source.")] = 1000,
     split: SplitOption = None,
-    seed: SeedOption = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed, in place of the configured one.")] = None,
     prompt: PromptOption = None,
 ) -> None:
     """Write problems with their prompts, golds and solutions as JSON lines, as the line would send them.
@@ -35,7 +45,8 @@ def export(
 
     from problem_producer.export import export_problems
 
-    written = export_problems(_config(source, split=split, seed=seed, prompt=prompt), n, out)
+    section = _section(config, source=source, split=split, seed=seed, prompt=prompt)
+    written = export_problems(section, n, out)
     Console(stderr=True).print(f"{written} problems written to {out}")
 
 
@@ -88,19 +99,45 @@ def show(
         console.print(Panel(Text(describe(problem)), title=problem.problem_id, title_align="left"))
 
 
-def _config(source: str, *, split: str | None = None, seed: int = 0, prompt: str | None = None) -> Any:
-    """A section with one source, gone through once where it has an end.
+def _config(source: str, *, split: str | None = None, seed: int = 0, prompt: str | None = None) -> ProblemsConfig:
+    """A section with this one source.
 
     Raises:
         ConfigError: the spec or an option is wrong.
     """
+    entry = {"spec": source, "split": split}
+    return _checked({"sources": [entry], "seed": seed, "prompt": prompt})
+
+
+def _section(
+    file: Path | None, *, source: str | None, split: str | None, seed: int | None, prompt: str | None
+) -> ProblemsConfig:
+    """The configured section with what the flags say; ``split`` overrules the sources' own. A source without a
+    file needs no configuration at all.
+
+    Raises:
+        ConfigError: the file, the spec or an option is wrong.
+    """
+    from gristmill.config import load_settings
+    from problem_producer.config import ProblemsConfig
+
+    values: dict[str, Any] = {"sources": [{"spec": source}]}
+    if file is not None or source is None:
+        section = load_settings(file).section("problems", ProblemsConfig)
+        values = section.model_dump(exclude_none=True) | ({} if source is None else values)
+    if split is not None:
+        values["sources"] = [{**entry, "split": split} for entry in values["sources"]]
+    flags = {"seed": seed, "prompt": prompt}
+    return _checked(values | {key: value for key, value in flags.items() if value is not None})
+
+
+def _checked(values: dict[str, Any]) -> ProblemsConfig:
     from pydantic import ValidationError
 
     from gristmill.errors import ConfigError
     from problem_producer.config import ProblemsConfig
 
-    entry: dict[str, Any] = {"spec": source} | ({"split": split} if split is not None else {})
     try:
-        return ProblemsConfig.model_validate({"sources": [entry], "seed": seed, "prompt": prompt})
+        return ProblemsConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError("; ".join(item["msg"].removeprefix("Value error, ") for item in error.errors())) from error

@@ -183,12 +183,13 @@ class SamplingConfig(Section):
 class ProblemsConfig(Section):
     """What problems are sent, in which order, and how their completions are sampled."""
 
-    sources: tuple[SourceConfig, ...] = Field(
-        default_factory=lambda: (SourceConfig.model_validate("arithmetic"),)
-    )
+    sources: tuple[SourceConfig, ...] = Field(default_factory=lambda: (SourceConfig.model_validate("arithmetic"),))
     """Sources to mix; each is a spec or a mapping."""
     seed: int = 0
     """Seed of the shuffling and of the arithmetic source."""
+    split: Literal["train", "heldout"] | None = None
+    """Split of every source that names none. Set train to keep the problems of ``gristmill problems export --split
+    heldout`` out of the line."""
     shuffle: bool = True
     """Go through each epoch in an order of its own, else in the order of the file."""
     epochs: int = Field(default=0, ge=0)

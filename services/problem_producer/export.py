@@ -7,40 +7,48 @@ from pathlib import Path
 
 from gristmill.messages import Problem
 from problem_producer.config import ProblemsConfig
-from problem_producer.mixing import turns
 from problem_producer.sequence import ProblemSequence
 from problem_producer.sources import Rendered
 
 
 def export_problems(config: ProblemsConfig, count: int, out: Path) -> int:
-    """Write the first ``count`` problems of the only source (fewer where it has fewer) as JSON lines.
+    """Write the first ``count`` distinct problems of the mix (fewer where it has fewer) as JSON lines.
 
-    Distinct problems only: an endless source repeats the small ones, and evaluation must not count them twice.
+    Distinct, because an endless source repeats its small problems and an evaluation must not count them twice.
     Returns how many were written.
 
     Raises:
-        ConfigError: the source cannot be used.
+        ConfigError: a source cannot be used.
     """
-    sequence = ProblemSequence(config, "export")
-    size = sequence.sources[0].size
-    total = count * _TRIES if size is None else size
+    once = {
+        "epochs": 0,
+        "sources": tuple(source.model_copy(update={"epochs": None}) for source in config.sources),
+    }
+    sequence = ProblemSequence(config.model_copy(update=once), "export")
+    sizes = [source.size for source in sequence.sources]
     seen: set[str] = set()
+    repeated = 0
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
     with partial.open("w", encoding="utf-8") as stream:
-        for turn in turns([1.0], [total]):
-            if len(seen) >= count:
+        for turn in sequence.turns():
+            size = sizes[turn.source]
+            if len(seen) >= count or repeated >= _DRY:
                 break
-            _, rendered = sequence.rendered(turn)
-            if rendered.item.problem_id not in seen:
-                seen.add(rendered.item.problem_id)
-                stream.write(json.dumps(exported(rendered, sequence.sources[0].name), ensure_ascii=False) + "\n")
+            rendered = None if size is not None and turn.number >= size else sequence.rendered(turn)[1]
+            if rendered is None or rendered.item.problem_id in seen:
+                repeated += 1
+                continue
+            repeated = 0
+            seen.add(rendered.item.problem_id)
+            row = exported(rendered, sequence.sources[turn.source].name)
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
     partial.replace(out)
     return len(seen)
 
 
-_TRIES = 50
-"""Problems looked at for each one wanted before an endless source counts as used up."""
+_DRY = 3000
+"""Turns in a row without a new problem after which the sources count as used up."""
 
 
 def exported(rendered: Rendered, source: str) -> dict[str, object]:

@@ -45,6 +45,10 @@ class ProblemSequence:
         self._orders: dict[tuple[int, int], Permutation] = {}
         self.digest = self._digest_all()
 
+    def turns(self, ordinal: int = 1) -> Iterator[Turn]:
+        """The turns of the mix from ``ordinal`` on, without regard to ``max_problems``."""
+        return turns([source.weight for source in self._config.sources], self._totals, ordinal - 1)
+
     @property
     def size(self) -> int | None:
         """Problems in all; None without end."""
@@ -54,9 +58,8 @@ class ProblemSequence:
 
     def starting_at(self, ordinal: int) -> Iterator[Problem]:
         """The problems from ``ordinal`` (1-based) to the end of the sequence."""
-        weights = [source.weight for source in self._config.sources]
         size = self.size
-        for current, turn in enumerate(turns(weights, self._totals, ordinal - 1), start=ordinal):
+        for current, turn in enumerate(self.turns(ordinal), start=ordinal):
             if size is not None and current > size:
                 return
             yield self._problem(current, turn)

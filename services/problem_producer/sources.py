@@ -202,6 +202,8 @@ def open_sources(config: ProblemsConfig) -> list[Source]:
 
 
 def _open(source: SourceConfig, name: str, config: ProblemsConfig) -> Source:
+    if source.split is None and config.split is not None:
+        source = source.model_copy(update={"split": config.split})
     prompts = _Templates(source.prompt, config.prompt)
     if source.kind == "arithmetic":
         return GeneratedSource(source, name, prompts, config.seed)
