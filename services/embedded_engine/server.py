@@ -1,0 +1,155 @@
+"""The server process: load the model, bind, serve, drain on a signal.
+
+The port is bound before the model loads (a taken port fails at once) and listened on after a first token was
+generated, so whoever can connect gets answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from embedded_engine.app import build_app
+from embedded_engine.config import EngineConfig
+from embedded_engine.engine import Engine
+from embedded_engine.model.runner import cache_budget, load_model
+from embedded_engine.scheduler import Scheduler
+from embedded_engine.stats import EngineStats, Histograms, StatsCollector
+from embedded_engine.tokenizer import Tokenizer
+from gristmill.errors import ConfigError, GristmillError
+
+DRAIN_S = 5
+MAX_PREFIX_TOKENS = 32768
+
+
+class EngineServer(uvicorn.Server):
+    """Uvicorn that ends running requests on a signal instead of waiting for them, and returns normally."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM while serving."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        loop = asyncio.get_running_loop()
+        for number in numbers:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        """Drain and return; a second call does not wait."""
+        if self.should_exit:
+            self.force_exit = True
+        self.should_exit = True
+        self._engine.begin_stop()
+
+
+def serve(config: EngineConfig) -> None:
+    """Serve until a signal; returns after draining.
+
+    Raises:
+        ConfigError: the port is taken.
+        GristmillError: the model cannot be served, or the scheduler died.
+    """
+    log = structlog.get_logger()
+    started = time.perf_counter()
+    listener = _bind(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    engine, registry = build_engine(config)
+    app = build_app(engine, registry)
+    settings = uvicorn.Config(
+        app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="off"
+    )
+    server = EngineServer(settings, engine)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        engine.on_failure = lambda: loop.call_soon_threadsafe(server.stop)
+        engine.scheduler.start()
+        if not await engine.check():
+            raise GristmillError(f"{config.model_path}: the first token could not be generated")
+        log.info(
+            "engine ready",
+            url=f"http://{host}:{port}",
+            model=config.model_path,
+            parameters=engine.model.transformer.weights.parameters,
+            device=str(engine.model.device),
+            dtype=str(engine.model.dtype).removeprefix("torch."),
+            threads=engine.model.threads,
+            context_length=engine.model.spec.context_length,
+            max_total_tokens=engine.scheduler.max_total_tokens,
+            seconds=round(time.perf_counter() - started, 2),
+        )
+        await server.serve(sockets=[listener])
+
+    try:
+        asyncio.run(main())
+    finally:
+        engine.scheduler.stop(DRAIN_S)
+    if engine.failure is not None:
+        raise GristmillError(f"the engine failed: {engine.failure}") from engine.failure
+    log.info("engine stopped", requests=engine.scheduler.stats.requests)
+
+
+def build_engine(config: EngineConfig) -> tuple[Engine, CollectorRegistry]:
+    """Load the model and wire everything; the scheduler is not started yet.
+
+    Raises:
+        GristmillError: a model that cannot be served.
+    """
+    model = load_model(config)
+    tokenizer = Tokenizer(config.tokenizer_path or str(model.spec.path), model.spec.vocab_size)
+    budget = cache_budget(model, config)
+    prefixes = config.prefix_cache_tokens
+    stats = EngineStats()
+    registry = CollectorRegistry()
+    name = config.served_name or config.model_path or ""
+    stats.histograms = Histograms(registry, name)
+    collector = StatsCollector(stats, name, budget)
+    registry.register(collector)
+    scheduler = Scheduler(
+        model,
+        tokenizer,
+        stats,
+        max_running=config.max_running_requests,
+        max_total_tokens=budget,
+        max_prefill_tokens=config.max_prefill_tokens,
+        prefix_cache_tokens=min(budget // 4, MAX_PREFIX_TOKENS) if prefixes is None else prefixes,
+        seed=config.seed,
+    )
+    engine = Engine(config, model, tokenizer, scheduler)
+    scheduler.on_crash = engine.fail
+    collector.count_loras = lambda: len(engine.adapters)
+    return engine, registry
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    if sys.platform != "win32":
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"engine.host/engine.port: cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
