@@ -16,9 +16,13 @@ import typer.core
 from rich.console import Console
 
 from gristmill import __version__
+from gristmill.cli.audit import audit
 from gristmill.cli.config import config
+from gristmill.cli.line import demo, up
+from gristmill.cli.options import FLAG_CONTEXT
 from gristmill.cli.run import run
 from gristmill.cli.schemas import schemas
+from gristmill.cli.tap import tap
 from gristmill.cli.topics import topics
 from gristmill.errors import ConfigError, GristmillError, MissingExtra
 
@@ -37,7 +41,11 @@ def build() -> typer.Typer:
     app.add_typer(config, name="config")
     app.add_typer(schemas, name="schemas")
     app.add_typer(topics, name="topics")
-    app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
+    app.command(context_settings=FLAG_CONTEXT)(run)
+    app.command(context_settings=FLAG_CONTEXT)(up)
+    app.command(context_settings=FLAG_CONTEXT)(demo)
+    app.command()(tap)
+    app.command()(audit)
     groups: dict[str, typer.Typer] = {}
     for point in sorted(entry_points(group="gristmill.commands"), key=lambda point: point.name):
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 import yaml
 from confluent_kafka.admin import AdminClient
 
-from gristmill.broker import EmbeddedBroker
+from gristmill.broker import EmbeddedBroker, free_port
 from gristmill.config import CommonConfig, merge
 from gristmill.errors import GristmillError
 from gristmill.kafka import admin_config
@@ -121,7 +120,7 @@ def open_line(resolved: ResolvedLine, say: Say) -> Iterator[LocalLine]:
     broker: EmbeddedBroker | None = None
     bootstrap = resolved.options.bootstrap or resolved.values.get("bootstrap")
     if bootstrap is None:
-        broker = EmbeddedBroker(log=run_dir / "logs" / "broker.log")
+        broker = EmbeddedBroker(log_file=run_dir / "logs" / "broker.log")
         broker.start()
         bootstrap = broker.bootstrap
         say(f"embedded broker on {bootstrap}")
@@ -223,14 +222,6 @@ def run_to_end(arguments: Sequence[str], what: str) -> str:
 def gristmill_command(*arguments: str) -> list[str]:
     """The command line of another ``gristmill`` process under the same interpreter."""
     return [sys.executable, "-m", "gristmill", *arguments]
-
-
-def free_port() -> int:
-    """A loopback port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def answers(url: str) -> bool:

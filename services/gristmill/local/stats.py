@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as KafkaMessage
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gristmill.codec import Codec
@@ -188,10 +189,10 @@ def _all_partitions(consumer: Consumer, topics: Mapping[str, Topic]) -> list[Top
     ]
 
 
-def _fetch(port: int) -> list[object]:
+def _fetch(port: int) -> list[Metric]:
     """Metric families of one process; none while it does not answer."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1) as response:  # noqa: S310
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=1) as response:
             return list(text_string_to_metric_families(response.read().decode()))
     except (urllib.error.URLError, OSError, ValueError):
         return []
