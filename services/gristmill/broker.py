@@ -28,9 +28,9 @@ _PR_SET_PDEATHSIG = 1
 class EmbeddedBroker:
     """A broker process. ``port=0`` picks a free port."""
 
-    def __init__(self, port: int = 0, log_file: Path | None = None) -> None:
+    def __init__(self, port: int = 0, log: Path | None = None) -> None:
         self._wanted_port = port
-        self._log_file = log_file
+        self._log_file = log
         self._own_log: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._port = port

@@ -1,0 +1,66 @@
+"""Brokers for the whole session. A topic prefix per test keeps tests apart on one broker.
+
+``embedded_broker`` is always there; ``kafka_broker`` needs ``KAFKA_HOME`` and Java, else its tests are skipped
+with the reason; ``broker`` runs a test on both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.kafka import KafkaBroker, kafka_home, missing_for_kafka
+
+from gristmill.broker import EmbeddedBroker
+
+_serial = itertools.count(1)
+
+
+class Broker(Protocol):
+    """What tests need of a broker."""
+
+    @property
+    def bootstrap(self) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(log=tmp_path_factory.mktemp("embedded") / "broker.log") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    missing = missing_for_kafka()
+    home = kafka_home()
+    if missing or home is None:
+        pytest.skip(missing or "no Kafka")
+    broker = KafkaBroker(home, tmp_path_factory.mktemp("kafka"))
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
+def broker(request: pytest.FixtureRequest) -> Broker:
+    """The test runs once per broker."""
+    found: Broker = request.getfixturevalue(f"{request.param}_broker")
+    return found
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    """A topic prefix that no other test of this session, or of another, has."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
+    return f"{name}.{os.getpid()}.{next(_serial)}."

@@ -1,0 +1,1 @@
+"""What tests of several packages share. Importable as ``support`` (``tests/conftest.py`` puts it on the path)."""
