@@ -103,7 +103,7 @@ class AdapterRegistry:
         entry = self._loaded.pop(name, None)
         if entry is None:
             raise RefusedRequest(
-                f"LoRA adapter {name} is not loaded, so it cannot be unloaded. Loaded adapters: {sorted(self._loaded)}."
+                f"LoRA with name {name} does not exist. Loaded LoRAs: {sorted(self._loaded)}."
             )
         await self._farewell(entry)
 

@@ -33,11 +33,73 @@ MAX_PREFIX_TOKENS = 32768
 
 
 class EngineServer(uvicorn.Server):
-    """Uvicorn that ends running requests on a signal instead of waiting for them, and returns normally."""
+    """Uvicorn that ends running requests on a signal instead of waiting for them, and returns normally.
 
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
-        super().__init__(config)
-        self._engine = engine
+    Args:
+        config: what to serve; the model is loaded here.
+
+    Raises:
+        ConfigError: the port is taken.
+        GristmillError: the model cannot be served.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        started = time.perf_counter()
+        self._listener = _bind(config.host, config.port)
+        host, port = self._listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        try:
+            self.engine, registry = build_engine(config)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._load_s = time.perf_counter() - started
+        super().__init__(
+            uvicorn.Config(
+                build_app(self.engine, registry),
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=DRAIN_S,
+                lifespan="off",
+            )
+        )
+
+    async def run_engine(self) -> None:
+        """Start the scheduler, check it with one token, serve until :meth:`stop`.
+
+        Raises:
+            GristmillError: no first token, or the scheduler died.
+        """
+        loop = asyncio.get_running_loop()
+        self.engine.on_failure = lambda: loop.call_soon_threadsafe(self.stop)
+        self.engine.scheduler.start()
+        try:
+            if not await self.engine.check():
+                raise GristmillError(f"{self.engine.model_path}: the first token could not be generated")
+            await self.serve(sockets=[self._listener])
+        finally:
+            self._listener.close()
+            await asyncio.to_thread(self.engine.scheduler.stop, DRAIN_S)
+        if self.engine.failure is not None:
+            raise GristmillError(f"the engine failed: {self.engine.failure}") from self.engine.failure
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say so in one line."""
+        await super().startup(sockets)
+        model = self.engine.model
+        structlog.get_logger().info(
+            "engine ready",
+            url=self.url,
+            model=self.engine.model_path,
+            parameters=model.transformer.weights.parameters,
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            threads=model.threads,
+            context_length=model.spec.context_length,
+            max_total_tokens=self.engine.scheduler.max_total_tokens,
+            load_s=round(self._load_s, 2),
+        )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -60,54 +122,14 @@ class EngineServer(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
-        self._engine.begin_stop()
+        self.engine.begin_stop()
 
 
 def serve(config: EngineConfig) -> None:
-    """Serve until a signal; returns after draining.
-
-    Raises:
-        ConfigError: the port is taken.
-        GristmillError: the model cannot be served, or the scheduler died.
-    """
-    log = structlog.get_logger()
-    started = time.perf_counter()
-    listener = _bind(config.host, config.port)
-    host, port = listener.getsockname()[:2]
-    engine, registry = build_engine(config)
-    app = build_app(engine, registry)
-    settings = uvicorn.Config(
-        app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_S, lifespan="off"
-    )
-    server = EngineServer(settings, engine)
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        engine.on_failure = lambda: loop.call_soon_threadsafe(server.stop)
-        engine.scheduler.start()
-        if not await engine.check():
-            raise GristmillError(f"{config.model_path}: the first token could not be generated")
-        log.info(
-            "engine ready",
-            url=f"http://{host}:{port}",
-            model=config.model_path,
-            parameters=engine.model.transformer.weights.parameters,
-            device=str(engine.model.device),
-            dtype=str(engine.model.dtype).removeprefix("torch."),
-            threads=engine.model.threads,
-            context_length=engine.model.spec.context_length,
-            max_total_tokens=engine.scheduler.max_total_tokens,
-            seconds=round(time.perf_counter() - started, 2),
-        )
-        await server.serve(sockets=[listener])
-
-    try:
-        asyncio.run(main())
-    finally:
-        engine.scheduler.stop(DRAIN_S)
-    if engine.failure is not None:
-        raise GristmillError(f"the engine failed: {engine.failure}") from engine.failure
-    log.info("engine stopped", requests=engine.scheduler.stats.requests)
+    """Serve until a signal; returns after draining. Errors as :class:`EngineServer`."""
+    server = EngineServer(config)
+    asyncio.run(server.run_engine())
+    structlog.get_logger().info("engine stopped", requests=server.engine.scheduler.stats.requests)
 
 
 def build_engine(config: EngineConfig) -> tuple[Engine, CollectorRegistry]:
