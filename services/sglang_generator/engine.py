@@ -1,0 +1,354 @@
+"""One engine of the fleet: its state, its circuit breaker, and the supervisor that keeps it converged.
+
+States: ``down`` → ``probing`` (does it answer, what does it serve) → ``syncing`` (every live version is put there
+and confirmed) → ``serving``. Whatever casts doubt on what the engine serves (a lost connection, a response of
+another version, a missing adapter, the breaker) takes it out of service at once, and the only way back leads
+through probing and syncing: a restarted engine never gets traffic before its policies.
+
+A sample that is placed here holds ``assigned``; a request in flight holds a slot as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Collection
+from typing import Literal, Protocol, TypeAlias
+from uuid import uuid4
+
+import structlog
+
+from gristmill.messages import Sampling
+from sglang_generator.config import GeneratorConfig
+from sglang_generator.delivery import Delivery
+from sglang_generator.engine_client import EngineClient
+from sglang_generator.errors import EngineError
+from sglang_generator.instruments import Instruments
+from sglang_generator.policy import Policy
+from sglang_generator.wire import Generated, ModelInfo, ModelList, sampling_params
+
+_PROBE_MIN_S = 0.25
+_PROBE_MAX_S = 5.0
+"""Bounds of the pause between probes of an engine that does not get through them."""
+
+State: TypeAlias = Literal["down", "probing", "syncing", "serving"]
+
+
+class Wishes(Protocol):
+    """What the fleet wants of its engines."""
+
+    def wanted(self) -> Collection[Policy]:
+        """Versions that an engine must serve, the most urgent first."""
+
+    def retained(self) -> Collection[int]:
+        """Versions that stay where they are loaded."""
+
+    def lost(self, policy: Policy) -> bool:
+        """An engine cannot load a version. True if the line can go on without it there."""
+
+    def found(self, engine: Engine, info: ModelInfo, models: ModelList | None) -> None:
+        """An engine has answered."""
+
+    def confirmed(self, engine: Engine, policy: Policy) -> None:
+        """An engine serves a version from now on."""
+
+    def changed(self) -> None:
+        """An engine's state or room has changed."""
+
+
+class Engine:
+    """One engine. ``run`` supervises it until cancelled; samplers use the rest."""
+
+    def __init__(
+        self,
+        url: str,
+        config: GeneratorConfig,
+        delivery: Delivery,
+        wishes: Wishes,
+        instruments: Instruments,
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self.url = url
+        self.client = EngineClient(url, config)
+        self.slots = asyncio.Semaphore(config.engine_concurrency)
+        self.assigned = 0
+        """Samples placed here and not finished."""
+        self.trouble: EngineError | None = None
+        """Why the engine is out of service."""
+        self._config = config
+        self._delivery = delivery
+        self._wishes = wishes
+        self._instruments = instruments
+        self._log = log.bind(engine=url)
+        self._state: State = "down"
+        self._loaded: dict[int, Policy] = {}
+        self._placed: dict[str, Policy] = {}
+        self._met = False
+        self._listed = False
+        self._pinned: str | None = None
+        self._model_path: str | None = None
+        self._epoch = 0
+        self._failures = 0
+        self._openings = 0
+        self._probes = 0
+        self._heard_at = 0.0
+        self._wake = asyncio.Event()
+        self._drops: set[Policy] = set()
+        self._dropper: asyncio.Task[None] | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
+        instruments.in_flight.labels(url).set_function(lambda: self.client.in_flight)
+        instruments.adapters.labels(url).set_function(lambda: len(self._loaded))
+        instruments.show_state(url, self._state)
+
+    @property
+    def state(self) -> State:
+        """Where the engine is between down and serving."""
+        return self._state
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions confirmed here."""
+        return sorted(self._loaded)
+
+    def open_for(self, policy: Policy) -> bool:
+        """Whether a new group of this version may be placed here."""
+        room = self.assigned < self._config.engine_concurrency
+        return room and self._state == "serving" and self.usable_for(policy)
+
+    def usable_for(self, policy: Policy) -> bool:
+        """Whether a sample of this version that is already placed, or retried, may be sent here."""
+        return self.trouble is None and self._loaded.get(policy.version) == policy
+
+    async def generate(self, policy: Policy, input_ids: list[int], sampling: Sampling, index: int) -> Generated:
+        """Sample one completion by a version; counts for the breaker, and aborts at the engine what is given up.
+
+        Raises:
+            EngineError: the engine failed.
+            RequestRefused: the engine says that the request is wrong.
+        """
+        rid = uuid4().hex
+        epoch = self._epoch
+        try:
+            result = await self.client.generate(
+                rid=rid,
+                input_ids=input_ids,
+                params=sampling_params(sampling, index),
+                expected=policy.expected(self._pinned),
+            )
+        except EngineError as error:
+            if error.kind == "timeout":
+                self._abort(rid)
+            self.fail(error, epoch)
+            raise
+        except asyncio.CancelledError:
+            self._abort(rid)
+            raise
+        self._failures = self._openings = 0
+        self._heard_at = time.monotonic()
+        return result
+
+    def fail(self, error: EngineError, epoch: int) -> None:
+        """Take note of a failure, and go out of service if it casts doubt on the engine.
+
+        ``epoch`` is when the request was sent: what was sent before the last admission says nothing about now.
+        """
+        self._instruments.engine_errors.labels(self.url, error.kind).inc()
+        if error.effect == "none" or epoch != self._epoch:
+            return
+        self._failures += 1
+        if error.effect == "resync" or self._failures >= self._config.breaker_failures:
+            self._leave_service(error)
+
+    def wake(self) -> None:
+        """Let the supervisor look at the fleet's wishes again."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Supervise the engine until cancelled."""
+        while True:
+            try:
+                await self._admit()
+            except EngineError as error:
+                self._instruments.engine_errors.labels(self.url, error.kind).inc()
+                self._set_state("down")
+                if self._probes in (0, 5) or self._probes % 60 == 0:
+                    self._log.warning("engine_not_admitted", kind=error.kind, error=str(error), tries=self._probes + 1)
+                await asyncio.sleep(
+                    random.uniform(0.5, 1.0) * min(_PROBE_MAX_S, _PROBE_MIN_S * 2.0 ** min(self._probes, 20))
+                )
+                self._probes += 1
+                continue
+            self._probes = 0
+            try:
+                await self._serve()
+            except EngineError as error:
+                self._instruments.engine_errors.labels(self.url, error.kind).inc()
+                self._leave_service(error)
+            await asyncio.sleep(self._cooldown())
+
+    async def close(self) -> None:
+        """Send what aborts are due and close the connections."""
+        if self._dropper is not None:
+            self._dropper.cancel()
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=2.0)
+        await self.client.close()
+
+    async def _admit(self) -> None:
+        self._set_state("probing")
+        try:
+            info = await self.client.model_info()
+            models = await self.client.models()
+        except EngineError:
+            self.client.give_up_in_flight()
+            raise
+        self._check_identity(info)
+        self._wishes.found(self, info, models)
+        self._set_state("syncing")
+        self._loaded.clear()
+        self.trouble = None
+        self._epoch += 1
+        self._failures = 0
+        self._wake.clear()
+        wanted = self._wishes.wanted()
+        if not self._met:
+            await self._delivery.clean(self.client, models, wanted)
+        trusted = self._met and self._listed
+        self._met, self._listed = True, models is not None
+        for policy in wanted:
+            try:
+                await self._put(policy, trusted=trusted)
+            except EngineError as error:
+                if error.kind != "adapter" or not self._wishes.lost(policy):
+                    raise
+                self._log.warning("policy_lost", policy=policy.name, error=str(error))
+        if self.trouble is None:
+            retained = self._wishes.retained()
+            self._drops = {policy for policy in self._placed.values() if policy.version not in retained}
+            self._heard_at = time.monotonic()
+            self._set_state("serving")
+            self._log.info("engine_serving", versions=self.versions)
+
+    async def _serve(self) -> None:
+        while self.trouble is None:
+            self._wake.clear()
+            wanted = self._wishes.wanted()
+            missing = [policy for policy in wanted if self._loaded.get(policy.version) != policy]
+            if missing:
+                await self._update(missing[0])
+                continue
+            self._drop_drained()
+            try:
+                async with asyncio.timeout(self._config.health_interval_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self._check_health()
+
+    async def _update(self, policy: Policy) -> None:
+        if self._delivery.exclusive:
+            self._set_state("syncing")
+            while self.assigned and self.trouble is None:
+                self._wake.clear()
+                await self._wake.wait()
+            if self.trouble is not None:
+                return
+            self._loaded.clear()
+        await self._put(policy, trusted=True)
+        if self.trouble is None:
+            self._set_state("serving")
+
+    async def _put(self, policy: Policy, *, trusted: bool) -> None:
+        started = time.monotonic()
+        trusted = (trusted and self._listed) or policy.name in self._placed
+        await self._delivery.put(self.client, policy, self._pinned, trusted)
+        if self.trouble is not None:
+            return
+        self._loaded[policy.version] = policy
+        self._placed[policy.name] = policy
+        self._instruments.loads.labels(self.url).inc()
+        self._log.info("policy_confirmed", policy=policy.name, version=policy.version, s=time.monotonic() - started)
+        self._wishes.confirmed(self, policy)
+
+    def _drop_drained(self) -> None:
+        retained = self._wishes.retained()
+        for version in [known for known in self._loaded if known not in retained]:
+            self._drops.add(self._loaded.pop(version))
+        if self._drops and (self._dropper is None or self._dropper.done()):
+            # The engine waits for requests of a peer that still uses the adapter: that must not hold up a newer one.
+            self._dropper = asyncio.create_task(self._drop(), name=f"drop {self.url}")
+
+    async def _drop(self) -> None:
+        while self._drops:
+            policy = next(iter(self._drops))
+            try:
+                await self._delivery.drop(self.client, policy)
+            except EngineError as error:
+                self._log.warning("adapter_not_unloaded", policy=policy.name, error=str(error))
+                return
+            self._drops.discard(policy)
+            self._placed.pop(policy.name, None)
+            self._log.debug("policy_dropped", policy=policy.name)
+
+    async def _check_health(self) -> None:
+        if time.monotonic() - self._heard_at < self._config.health_interval_s:
+            return
+        try:
+            await self.client.health()
+        except EngineError as error:
+            if error.kind == "unavailable":  # it answers, so it is not hung: the breaker decides
+                self.fail(error, self._epoch)
+                return
+            self._instruments.engine_errors.labels(self.url, error.kind).inc()
+            self._leave_service(error)
+            self.client.give_up_in_flight()
+            return
+        self._heard_at = time.monotonic()
+
+    def _check_identity(self, info: ModelInfo) -> None:
+        if not self._met:
+            self._pinned, self._model_path = info.weight_version, info.model_path
+        elif not self._delivery.exclusive and (info.weight_version, info.model_path) != (
+            self._pinned,
+            self._model_path,
+        ):
+            raise EngineError(
+                "mismatch",
+                f"{self.url} serves {info.model_path} (weight_version {info.weight_version!r}) now, and served "
+                f"{self._model_path} ({self._pinned!r}) before: adapters belong to one base model",
+            )
+
+    def _leave_service(self, error: EngineError) -> None:
+        if self.trouble is not None:
+            return
+        self.trouble = error
+        self._loaded.clear()
+        self._openings += 1
+        self._instruments.openings.labels(self.url).inc()
+        self._log.warning("engine_out_of_service", kind=error.kind, error=str(error), opening=self._openings)
+        self._set_state("down")
+        self._wake.set()
+
+    def _cooldown(self) -> float:
+        """Seconds out of service: none after a first doubt, then doubling until a sample succeeds."""
+        if self._openings <= 1 and self.trouble is not None and self.trouble.effect == "resync":
+            return 0.0
+        longest = min(self._config.breaker_max_s, self._config.breaker_reset_s * 2.0 ** min(20, self._openings - 1))
+        return random.uniform(0.5, 1.0) * longest
+
+    def _set_state(self, state: State) -> None:
+        if state != self._state:
+            self._state = state
+            self._instruments.show_state(self.url, state)
+            self._wishes.changed()
+
+    def _abort(self, rid: str) -> None:
+        task = asyncio.create_task(self._send_abort(rid), name=f"abort {rid}")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _send_abort(self, rid: str) -> None:
+        try:
+            await self.client.abort(rid)
+        except EngineError as error:
+            self._log.debug("abort_failed", rid=rid, error=str(error))

@@ -1,0 +1,223 @@
+"""Typed asyncio client of one engine: SGLang's native HTTP API and nothing else.
+
+Every failure is an :class:`EngineError` of a kind that says what it means for the engine, or a
+:class:`RequestRefused` when the engine blames the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from sglang_generator.config import GeneratorConfig
+from sglang_generator.errors import EngineError, Kind, RequestRefused
+from sglang_generator.wire import (
+    Expected,
+    Generated,
+    GenerateReply,
+    LoraReply,
+    ModelInfo,
+    ModelList,
+    UpdateReply,
+    check,
+)
+
+R = TypeVar("R")
+
+_JSON = {"Content-Type": "application/json"}
+_encode = msgspec.json.Encoder().encode
+_generate_reply = msgspec.json.Decoder(GenerateReply)
+_KEEPALIVE_S = 2.0
+"""Idle connections are dropped before the server drops them (uvicorn: 5 s), else a request may meet a closed one."""
+
+
+class EngineClient:
+    """One engine at ``url``. Close it with :meth:`close`."""
+
+    def __init__(self, url: str, config: GeneratorConfig) -> None:
+        self.url = url
+        self._control_timeout_s = config.control_timeout_s
+        self._health_timeout_s = config.health_timeout_s
+        self._request_timeout_s = config.request_timeout_s
+        key = config.api_key.get_secret_value() if config.api_key else None
+        admin = config.admin_api_key.get_secret_value() if config.admin_api_key else key
+        self._headers = _JSON | _bearer(key)
+        self._admin_headers = _JSON | _bearer(admin)
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            # Deadlines are set around each call: a read timeout would only bound the silence between bytes.
+            timeout=httpx.Timeout(None, connect=config.connect_timeout_s),
+            limits=httpx.Limits(
+                max_connections=config.engine_concurrency + 16,
+                max_keepalive_connections=config.engine_concurrency + 16,
+                keepalive_expiry=_KEEPALIVE_S,
+            ),
+            trust_env=False,  # engines are internal; a proxy from the environment would take loopback away
+        )
+        self._deadlines: dict[str, asyncio.Timeout] = {}
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    @property
+    def in_flight(self) -> int:
+        """Generate requests that wait for their response."""
+        return len(self._deadlines)
+
+    async def generate(
+        self,
+        *,
+        rid: str,
+        input_ids: Sequence[int],
+        params: dict[str, Any],
+        expected: Expected,
+        timeout_s: float | None = None,
+    ) -> Generated:
+        """Sample one completion and check it.
+
+        Raises:
+            EngineError: the engine failed, or the response is not what was asked for.
+            RequestRefused: the engine says that the request is wrong.
+        """
+        body = {"rid": rid, "input_ids": input_ids, "sampling_params": params, "return_logprob": True}
+        if expected.adapter is not None:
+            body["lora_path"] = expected.adapter
+        try:
+            async with asyncio.timeout(timeout_s or self._request_timeout_s) as deadline:
+                self._deadlines[rid] = deadline
+                response = await self._send("POST", "/generate", self._headers, _encode(body))
+        except TimeoutError:
+            raise EngineError("timeout", f"{self.url}: no response in time, or the engine was given up") from None
+        finally:
+            self._deadlines.pop(rid, None)
+        if response.status_code != 200:
+            raise self._failure(response, "/generate")
+        try:
+            reply = _generate_reply.decode(response.content)
+        except msgspec.DecodeError as error:
+            raise EngineError("protocol", f"{self.url}/generate: not SGLang's response: {error}") from error
+        try:
+            return check(
+                reply,
+                rid=rid,
+                prompt_tokens=len(input_ids),
+                max_new_tokens=params["max_new_tokens"],
+                expected=expected,
+            )
+        except EngineError as error:
+            raise EngineError(error.kind, f"{self.url}: {error}") from error
+
+    def give_up_in_flight(self) -> None:
+        """End every generate request that is in flight with a timeout, for an engine that answers no more."""
+        now = asyncio.get_running_loop().time()
+        for deadline in self._deadlines.values():
+            if not deadline.expired():
+                deadline.reschedule(now)
+
+    async def abort(self, rid: str) -> None:
+        """Ask the engine to drop a request."""
+        await self._call("POST", "/abort_request", None, {"rid": rid}, timeout_s=self._health_timeout_s)
+
+    async def health(self) -> None:
+        """Raises EngineError unless the engine answers ``/health`` with 200 in time."""
+        await self._call("GET", "/health", None, timeout_s=self._health_timeout_s, admin=False)
+
+    async def model_info(self) -> ModelInfo:
+        """What the engine serves."""
+        return await self._call("GET", "/model_info", ModelInfo, timeout_s=self._health_timeout_s, admin=False)
+
+    async def models(self) -> ModelList | None:
+        """The base model (with its context length) and the loaded adapters; None if the engine does not list them."""
+        try:
+            return await self._call("GET", "/v1/models", ModelList, timeout_s=self._health_timeout_s, admin=False)
+        except EngineError as error:
+            if error.kind == "protocol":
+                return None
+            raise
+
+    async def load_lora_adapter(self, name: str, path: str) -> LoraReply:
+        """Load an adapter under a name; success false says why not (for example: already loaded)."""
+        body = {"lora_name": name, "lora_path": path}
+        return await self._call("POST", "/load_lora_adapter", LoraReply, body, refusal=True)
+
+    async def unload_lora_adapter(self, name: str) -> LoraReply:
+        """Unload an adapter; the engine waits for the requests that use it."""
+        return await self._call("POST", "/unload_lora_adapter", LoraReply, {"lora_name": name}, refusal=True)
+
+    async def update_weights_from_disk(self, path: str, weight_version: str) -> UpdateReply:
+        """Replace the weights; the engine waits for all requests in flight."""
+        body = {"model_path": path, "weight_version": weight_version}
+        return await self._call("POST", "/update_weights_from_disk", UpdateReply, body, refusal=True)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        reply: type[R] | None,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        refusal: bool = False,
+        admin: bool = True,
+    ) -> R:
+        """One control call. ``refusal``: a 400 carries the reply as well, and tells the reason in it."""
+        content = None if body is None else _encode(body)
+        try:
+            async with asyncio.timeout(timeout_s or self._control_timeout_s):
+                response = await self._send(method, path, self._admin_headers if admin else self._headers, content)
+        except TimeoutError:
+            raise EngineError("timeout", f"{self.url}{path}: no answer in time") from None
+        if response.status_code != 200 and not (response.status_code == 400 and refusal):
+            failure = self._failure(response, path)
+            raise failure if isinstance(failure, EngineError) else EngineError("protocol", str(failure))
+        if reply is None:
+            return None  # type: ignore[return-value]
+        try:
+            return msgspec.json.decode(response.content, type=reply)
+        except msgspec.DecodeError as error:
+            raise EngineError("protocol", f"{self.url}{path}: not SGLang's response: {error}") from error
+
+    async def _send(self, method: str, path: str, headers: dict[str, str], content: bytes | None) -> httpx.Response:
+        try:
+            return await self._http.request(method, path, content=content, headers=headers)
+        except httpx.ConnectTimeout as error:
+            raise EngineError("connection", f"{self.url}: no connection in time") from error
+        except httpx.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise EngineError("connection", f"{self.url}: connection failed: {reason}") from error
+
+    def _failure(self, response: httpx.Response, path: str) -> EngineError | RequestRefused:
+        """The error behind a status that is not 200."""
+        status = response.status_code
+        text = _message(response)
+        where = f"{self.url}{path}: HTTP {status}: {text}"
+        lowered = text.lower()
+        if status in (400, 422) and "lora" in lowered and ("loaded" in lowered or "not enabled" in lowered):
+            return EngineError("adapter", where)
+        if status in (400, 413, 422):
+            return RequestRefused(where)
+        kinds: dict[int, Kind] = {401: "auth", 403: "auth", 408: "timeout", 429: "unavailable", 504: "timeout"}
+        return EngineError(kinds.get(status, "unavailable" if status >= 500 else "protocol"), where)
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _message(response: httpx.Response) -> str:
+    """SGLang's error text, whichever of its shapes it has, cut to a line."""
+    try:
+        body = msgspec.json.decode(response.content)
+    except msgspec.DecodeError:
+        return response.text[:300]
+    for key in ("error", "error_message", "message", "detail"):
+        if isinstance(body, dict) and key in body:
+            value = body[key]
+            if isinstance(value, dict):
+                value = value.get("message", value)
+            return str(value)[:300]
+    return str(body)[:300]

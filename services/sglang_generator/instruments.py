@@ -1,0 +1,48 @@
+"""Metrics of the generator."""
+
+from __future__ import annotations
+
+from gristmill.metrics import Metrics
+
+STATES = ("down", "probing", "syncing", "serving")
+
+
+class Instruments:
+    """One set per process."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.samples = metrics.counter("generator_samples", "Samples finished, by outcome.", ("outcome",))
+        self.tokens = metrics.counter("generator_tokens", "Tokens sent and sampled.", ("kind",))
+        self.cached_tokens = metrics.counter("generator_cached_tokens", "Prompt tokens served from prefix caches.")
+        self.seconds = metrics.histogram("generator_sample_seconds", "Seconds from request to response.")
+        self.admission_wait = metrics.histogram(
+            "generator_admission_wait_seconds", "Seconds a group waited for credit."
+        )
+        self.placement_wait = metrics.histogram(
+            "generator_placement_wait_seconds", "Seconds a group waited for an engine."
+        )
+        self.waiting = metrics.gauge("generator_groups_waiting_for_credit", "Groups that wait for credit.")
+        self.groups = metrics.gauge("generator_groups_in_flight", "Groups being sampled.")
+        self.retries = metrics.counter("generator_retries", "Requests repeated, by what failed.", ("kind",))
+        self.engine_errors = metrics.counter("generator_engine_errors", "Failures of engines.", ("engine", "kind"))
+        self.in_flight = metrics.gauge("generator_requests_in_flight", "Requests in flight.", ("engine",))
+        self.state = metrics.gauge("generator_engine_state", "1 for the state an engine is in.", ("engine", "state"))
+        self.openings = metrics.counter(
+            "generator_breaker_openings", "Times an engine went out of service.", ("engine",)
+        )
+        self.version = metrics.gauge("generator_policy_version", "Policy version that new groups are sampled by.")
+        self.admit_until = metrics.gauge("generator_admit_until", "Largest ordinal that may start.")
+        self.delivery = metrics.histogram(
+            "generator_delivery_seconds", "Seconds from a version's announcement to its confirmation by an engine."
+        )
+        self.loads = metrics.counter("generator_policy_loads", "Versions confirmed on an engine.", ("engine",))
+        self.adapters = metrics.gauge(
+            "generator_adapters_loaded", "Versions an engine holds for this run.", ("engine",)
+        )
+        self.policies_ignored = metrics.counter("generator_policies_ignored", "Policy records ignored.", ("why",))
+        self.problems_ignored = metrics.counter("generator_problems_ignored", "Problems of another run.")
+
+    def show_state(self, engine: str, state: str) -> None:
+        """Set the state gauge of an engine."""
+        for name in STATES:
+            self.state.labels(engine, name).set(name == state)

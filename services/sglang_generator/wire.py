@@ -1,0 +1,157 @@
+"""SGLang's native HTTP bodies as typed values, and the checks that a response must pass.
+
+A response that fails a check is an error of the engine, never a completion: token ids and behaviour logprobs
+go to the trainer exactly as the engine gave them, so they must be whole and consistent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gristmill.messages import FinishReason, Sampling
+from sglang_generator.errors import EngineError
+
+MAX_LOGPROB = 1e-3
+"""A logprob above zero by more than rounding is no logprob."""
+
+
+class Finish(msgspec.Struct):
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class MetaInfo(msgspec.Struct):
+    id: str
+    finish_reason: Finish | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    weight_version: str | None = None
+    lora_path: str | None | msgspec.UnsetType = msgspec.UNSET
+    """Adapter that served the request. SGLang does not tell; the embedded engine does, null for the bare model."""
+    output_token_logprobs: list[tuple[float | None, int, Any]] = []
+
+
+class GenerateReply(msgspec.Struct):
+    output_ids: list[int]
+    meta_info: MetaInfo
+    text: str = ""
+
+
+class ModelInfo(msgspec.Struct):
+    model_path: str
+    tokenizer_path: str | None = None
+    weight_version: str | None = None
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+
+
+class LoraReply(msgspec.Struct):
+    success: bool
+    error_message: str | None = None
+    loaded_adapters: dict[str, Any] | None = None
+
+
+class UpdateReply(msgspec.Struct):
+    success: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the engine must serve a request with.
+
+    ``adapter`` is an adapter name or None for the bare weights; ``weight_version`` None accepts any.
+    """
+
+    adapter: str | None
+    weight_version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A checked response: ids int32 and logprobs float32, packed little-endian, of equal length."""
+
+    ids: bytes
+    logprobs: bytes
+    text: str
+    finish_reason: FinishReason
+    cached_tokens: int
+    weight_version: str
+
+
+def sampling_params(sampling: Sampling, index: int) -> dict[str, Any]:
+    """``sampling_params`` of the sample ``index``; values equal to SGLang's defaults are left out."""
+    params: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+    if sampling.top_p != 1.0:
+        params["top_p"] = sampling.top_p
+    if sampling.top_k != -1:
+        params["top_k"] = sampling.top_k
+    if sampling.min_p != 0.0:
+        params["min_p"] = sampling.min_p
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed + index
+    return params
+
+
+def check(reply: GenerateReply, *, rid: str, prompt_tokens: int, max_new_tokens: int, expected: Expected) -> Generated:
+    """Turn a reply into a completion.
+
+    Raises:
+        EngineError: ``aborted``, ``mismatch`` (served by another policy), or ``invalid`` (inconsistent).
+    """
+    meta = reply.meta_info
+    finish = meta.finish_reason
+    if finish is None or finish.type not in ("stop", "length", "abort"):
+        raise EngineError("invalid", f"finish reason {finish and finish.type!r} is none of stop, length, abort")
+    if finish.type == "abort":
+        raise EngineError("aborted", f"the engine aborted the request: {finish.message or 'no reason given'}")
+    if meta.id != rid:
+        raise EngineError("mismatch", f"the response is for request {meta.id}, not {rid}")
+    if expected.weight_version is not None and meta.weight_version != expected.weight_version:
+        raise EngineError("mismatch", f"weight_version {meta.weight_version!r}, asked for {expected.weight_version!r}")
+    if meta.lora_path is not msgspec.UNSET and meta.lora_path != expected.adapter:
+        raise EngineError("mismatch", f"adapter {meta.lora_path!r}, asked for {expected.adapter!r}")
+    count = len(reply.output_ids)
+    if not 0 < count <= max_new_tokens:
+        raise EngineError("invalid", f"{count} tokens for a request of 1 to {max_new_tokens}")
+    if meta.completion_tokens != count or len(meta.output_token_logprobs) != count:
+        raise EngineError(
+            "invalid",
+            f"{count} output ids, {len(meta.output_token_logprobs)} logprobs, completion_tokens {meta.completion_tokens}",
+        )
+    if meta.prompt_tokens != prompt_tokens:
+        raise EngineError("invalid", f"prompt_tokens {meta.prompt_tokens}, {prompt_tokens} were sent")
+    if [entry[1] for entry in meta.output_token_logprobs] != reply.output_ids:
+        raise EngineError("invalid", "the token ids of the logprobs differ from output_ids")
+    logprobs = np.array([entry[0] for entry in meta.output_token_logprobs], dtype="<f4")
+    if not np.isfinite(logprobs).all() or float(logprobs.max()) > MAX_LOGPROB:
+        raise EngineError("invalid", "a logprob is not a finite number of at most 0")
+    try:
+        ids = np.array(reply.output_ids, dtype="<i4")
+    except OverflowError:
+        raise EngineError("invalid", "a token id does not fit 32 bits") from None
+    return Generated(
+        ids=ids.tobytes(),
+        logprobs=logprobs.tobytes(),
+        text=reply.text,
+        finish_reason="stop" if finish.type == "stop" else "length",
+        cached_tokens=meta.cached_tokens,
+        weight_version=meta.weight_version or "",
+    )
