@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Callable
 
 from gristmill.messages import ChatMessage, CodeTests, TestCase
@@ -242,7 +243,9 @@ def _called_first(test: str, code: str) -> str | None:
     """Name of the function of ``code`` that ``test`` calls; None when the reference code does not tell."""
     defined = set(re.findall(r"^def\s+(\w+)", code, re.MULTILINE))
     try:
-        tree = ast.parse(test.strip())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # escapes that Python warns of are the dataset's business
+            tree = ast.parse(test.strip())
     except (SyntaxError, ValueError, RecursionError):
         return None
     calls = (node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))

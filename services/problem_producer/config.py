@@ -176,7 +176,7 @@ class SamplingConfig(Section):
     """Upper bound on completion tokens."""
     stop: tuple[str, ...] = ()
     """Stop strings."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**62)
     """Base seed: sample i of ordinal n uses seed + (n - 1) x group_size + i. Absent lets the engine choose."""
 
 

@@ -141,8 +141,8 @@ def level_number(row: Row, path: str | None) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     match = re.search(r"(\d+(?:\.\d+)?)\s*$", value) if isinstance(value, str) else None
-    if match is None:
-        raise MalformedRow(f"field {path!r} is {value!r}, not a level such as 3 or 'Level 3'")
+    if match is None or len(match[1]) > 20:
+        raise MalformedRow(f"field {path!r} is {str(value)[:60]!r}, not a level such as 3 or 'Level 3'")
     return float(match[1])
 
 

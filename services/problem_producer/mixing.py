@@ -39,7 +39,8 @@ def turns(weights: Sequence[float], totals: Sequence[int | None], start: int = 0
         period = sum(shares)
         left = [total - given[source] for source in live if (total := totals[source]) is not None]
         limited = [share for source, share in zip(live, shares, strict=True) if totals[source] is not None]
-        whole = min([skip // period, *(rest // share for rest, share in zip(left, limited, strict=True))])
+        # Only periods in which nobody runs out: the mix changes at the very turn that takes a source's last problem.
+        whole = min([skip // period, *((rest - 1) // share for rest, share in zip(left, limited, strict=True))])
         for source, share in zip(live, shares, strict=True):
             given[source] += whole * share
         skip -= whole * period

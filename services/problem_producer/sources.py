@@ -108,7 +108,7 @@ class RowSource:
         for index in range(len(self._rows)):
             try:
                 item = self._adapt(self._rows.row(index))
-                self._prompts.render(item, self.name)
+                check_size(item, self._prompts.render(item, self.name))
             except MalformedRow as error:
                 self._faults.append(RowFault(index, self._rows.line(index), str(error)))
                 continue
@@ -118,6 +118,19 @@ class RowSource:
                 count += 1
                 yield index
 
+
+def check_size(item: Item, prompt: Prompt) -> None:
+    """Raises MalformedRow when the problem would not fit into a record."""
+    texts = [prompt.plain or "", item.answer or "", *(message.content for message in prompt.messages)]
+    if item.tests is not None:
+        texts += [item.tests.source, *(case.input + case.expected for case in item.tests.cases)]
+    size = sum(map(len, texts)) + sum(map(len, item.metadata.values()))
+    if size > MAX_PROBLEM_CHARS:
+        raise MalformedRow(f"the problem has {size} characters with its tests; the limit is {MAX_PROBLEM_CHARS}")
+
+
+MAX_PROBLEM_CHARS = 1_500_000
+"""At four bytes a character, what a record of the topic holds."""
 
 _READING = {"kind", "name", "hub_config", "subset", "split", "limit", "fields", "challenge"}
 """Settings of a row source that decide which problems it has."""
