@@ -5,23 +5,29 @@ Two ways to number schemas, behind one interface:
 * fingerprint (default): the id is 31 bits of the schema's CRC-64-AVRO fingerprint, known to every process
   without asking anyone; released schemas are known too, so old records stay readable.
 * registry: ids come from a schema registry (:mod:`gristmill.registry`).
+
+Records of the current schema are read and written by functions compiled from it (:mod:`gristmill.avro_compile`);
+records of an older or newer one are resolved by fastavro.
 """
 
 from __future__ import annotations
 
 import io
 import struct
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import fastavro
 import msgspec
 
+from gristmill.avro_compile import READ_ERRORS, WRITE_ERRORS, compile_reader, compile_writer
 from gristmill.errors import BadInput, ConfigError, DecodeError
 from gristmill.messages import MESSAGES, Message
 from gristmill.schemas import Schema, load_schema, released_schemas
 
 M = TypeVar("M", bound=Message)
 
+_Reader: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
 _HEADER = struct.Struct(">bI")
 _BYTES = (bytes,)
 
@@ -37,8 +43,8 @@ class SchemaIds(Protocol):
             ConfigError: the registry refuses the schema.
         """
 
-    def writer_schema(self, schema_id: int) -> Any:
-        """Parsed schema behind an id.
+    def writer_schema(self, schema_id: int) -> Schema:
+        """Schema behind an id.
 
         Raises:
             DecodeError: nobody knows the id.
@@ -53,17 +59,17 @@ class FingerprintIds:
         self._by_id: dict[int, Schema] = {}
         current = [load_schema(message.schema) for message in MESSAGES]
         released = [schema for version in released_schemas().values() for schema in version.values()]
-        for schema in [*released, *current]:
+        for schema in [*current, *released]:
             known = self._by_id.setdefault(schema.fingerprint, schema)
-            if known.parsed != schema.parsed and known.name != schema.name:
+            if known.canonical != schema.canonical:
                 raise ConfigError(f"schemas {known.name} and {schema.name} share the id {schema.fingerprint}")
 
     def id_of(self, schema: Schema) -> int:
         return schema.fingerprint
 
-    def writer_schema(self, schema_id: int) -> Any:
+    def writer_schema(self, schema_id: int) -> Schema:
         try:
-            return self._by_id[schema_id].parsed
+            return self._by_id[schema_id]
         except KeyError:
             raise DecodeError(
                 f"schema id {schema_id} is neither current nor released: the record was written by a newer "
@@ -76,27 +82,22 @@ class Codec:
 
     def __init__(self, ids: SchemaIds | None = None) -> None:
         self._ids = ids or FingerprintIds()
-        self._headers: dict[str, bytes] = {}
-        self._resolvers: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self._writers: dict[type[Message], tuple[bytes, Callable[[Any], bytes]]] = {}
+        self._readers: dict[tuple[int, type[Message]], _Reader] = {}
 
     def encode(self, message: Message) -> bytes:
         """Encode a message in the Confluent wire format.
 
         Raises:
             BadInput: a field has a value that its schema does not admit.
+            InfrastructureError: the registry does not answer.
+            ConfigError: the registry refuses the schema.
         """
-        schema = load_schema(message.schema)
-        header = self._headers.get(message.schema)
-        if header is None:
-            header = self._headers[message.schema] = _HEADER.pack(0, self._ids.id_of(schema))
-        out = io.BytesIO()
-        out.write(header)
-        record = msgspec.to_builtins(message, builtin_types=_BYTES)
+        header, write = self._writers.get(type(message)) or self._prepare_writer(type(message))
         try:
-            fastavro.schemaless_writer(out, schema.parsed, record)
-        except (ValueError, TypeError, OverflowError, struct.error) as error:
-            raise BadInput(f"{type(message).__name__} {message.key}: {error}") from error
-        return out.getvalue()
+            return header + write(message)
+        except WRITE_ERRORS as error:
+            raise BadInput(f"{type(message).__name__} {message.key}: {_explain(message, error)}") from error
 
     def decode(self, data: bytes | None, expected: type[M]) -> M:
         """Decode a record that was written with any version of the schema of ``expected``.
@@ -110,38 +111,65 @@ class Codec:
         if len(data) < _HEADER.size or data[0] != 0:
             raise DecodeError(f"{expected.__name__}: no Confluent header (magic byte 0 and a 4-byte schema id)")
         schema_id: int = _HEADER.unpack_from(data)[1]
-        writer, reader = self._resolver(schema_id, expected.schema)
-        body = io.BytesIO(data)
-        body.seek(_HEADER.size)
+        read = self._readers.get((schema_id, expected)) or self._prepare_reader(schema_id, expected)
         try:
-            record = fastavro.schemaless_reader(body, writer, reader)
-        except _READ_ERRORS as error:
+            message, end = read(data, _HEADER.size)
+        except _DECODE_ERRORS as error:
             raise DecodeError(f"{expected.__name__}: schema id {schema_id}: {type(error).__name__}: {error}") from error
-        if body.tell() != len(data):
-            raise DecodeError(f"{expected.__name__}: {len(data) - body.tell()} bytes after the record")
-        try:
-            return msgspec.convert(record, expected, builtin_types=_BYTES)
-        except msgspec.ValidationError as error:
-            raise DecodeError(f"{expected.__name__}: {error}") from error
+        if end != len(data):
+            fault = f"{len(data) - end} bytes after the record" if end < len(data) else "the record is cut off"
+            raise DecodeError(f"{expected.__name__}: schema id {schema_id}: {fault}")
+        return message  # type: ignore[no-any-return]
 
-    def _resolver(self, schema_id: int, name: str) -> tuple[Any, Any]:
-        """Writer and reader schema; the reader is None when it is the writer's own, which is faster to read."""
-        known = self._resolvers.get((schema_id, name))
-        if known is None:
-            writer = self._ids.writer_schema(schema_id)
-            reader = load_schema(name).parsed
-            known = self._resolvers[schema_id, name] = (writer, None if writer == reader else reader)
-        return known
+    def _prepare_writer(self, message: type[Message]) -> tuple[bytes, Callable[[Any], bytes]]:
+        schema = load_schema(message.schema)
+        prepared = (_HEADER.pack(0, self._ids.id_of(schema)), compile_writer(schema.parsed, message))
+        self._writers[message] = prepared
+        return prepared
+
+    def _prepare_reader(self, schema_id: int, expected: type[Message]) -> _Reader:
+        writer, own = self._ids.writer_schema(schema_id), load_schema(expected.schema)
+        if writer.record != own.record:
+            raise DecodeError(f"schema id {schema_id} is a {writer.record}, not the expected {own.record}")
+        if writer.canonical == own.canonical:
+            read: _Reader = compile_reader(own.parsed, expected)
+        else:
+            read = _resolving_reader(writer, own, expected)
+        self._readers[schema_id, expected] = read
+        return read
 
 
-# What fastavro raises on bytes that are not the schema's: it has no error class of its own for it.
-_READ_ERRORS: tuple[type[Exception], ...] = (
+def _resolving_reader(writer: Schema, own: Schema, expected: type[Message]) -> _Reader:
+    """Reads records of another version of the schema by Avro's resolution rules."""
+    write = compile_writer(own.parsed, expected)
+
+    def read(data: bytes, position: int) -> tuple[Message, int]:
+        body = io.BytesIO(data)
+        body.seek(position)
+        record = fastavro.schemaless_reader(body, writer.parsed, own.parsed)
+        message = msgspec.convert(record, expected, builtin_types=_BYTES)
+        write(message)  # fastavro lets integers through that are out of range
+        return message, body.tell()
+
+    return read
+
+
+def _explain(message: Message, error: Exception) -> str:
+    """Where a message breaks its types; the writer's own error when it is a matter of range, not of type."""
+    try:
+        msgspec.convert(msgspec.to_builtins(message, builtin_types=_BYTES), type(message), builtin_types=_BYTES)
+    except (msgspec.ValidationError, TypeError, ValueError) as precise:
+        return str(precise)
+    return str(error)
+
+
+# fastavro has no error class of its own for bytes that are not the schema's.
+_DECODE_ERRORS: tuple[type[Exception], ...] = (
+    *READ_ERRORS,
     EOFError,
-    ValueError,
     TypeError,
-    IndexError,
-    KeyError,
     OverflowError,
     MemoryError,
+    msgspec.ValidationError,
     fastavro.read.SchemaResolutionError,
 )

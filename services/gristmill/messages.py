@@ -8,6 +8,7 @@ zero-copy numpy views.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -329,9 +330,12 @@ def now_ms() -> int:
 
 
 def pack_ids(ids: Iterable[int] | npt.NDArray[np.integer]) -> bytes:
-    """Token ids to little-endian int32 bytes."""
-    values = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, dtype="<i4")
-    return values.astype("<i4", copy=False).tobytes()
+    """Token ids to little-endian int32 bytes.
+
+    Raises:
+        BadInput: something is not an integer of 32 bits.
+    """
+    return _pack(ids, "i", "token ids")
 
 
 def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
@@ -344,9 +348,12 @@ def unpack_ids(data: bytes) -> npt.NDArray[np.int32]:
 
 
 def pack_logprobs(values: Iterable[float] | npt.NDArray[np.floating]) -> bytes:
-    """Logprobs to little-endian float32 bytes."""
-    array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype="<f4")
-    return array.astype("<f4", copy=False).tobytes()
+    """Logprobs to little-endian float32 bytes.
+
+    Raises:
+        BadInput: something is not a number within the range of float32.
+    """
+    return _pack(values, "f", "logprobs")
 
 
 def unpack_logprobs(data: bytes) -> npt.NDArray[np.float32]:
@@ -356,6 +363,15 @@ def unpack_logprobs(data: bytes) -> npt.NDArray[np.float32]:
         BadInput: the length is not a multiple of four.
     """
     return _unpack(data, "<f4", "logprobs")
+
+
+def _pack(values: Iterable[Any] | npt.NDArray[Any], code: str, what: str) -> bytes:
+    """``struct`` checks type and range of every value, which numpy's casts do not."""
+    numbers = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    try:
+        return struct.pack(f"<{len(numbers)}{code}", *numbers)
+    except (struct.error, OverflowError) as error:
+        raise BadInput(f"{what} do not fit 32-bit values: {error}") from error
 
 
 def _unpack(data: bytes, dtype: str, what: str) -> npt.NDArray[Any]:

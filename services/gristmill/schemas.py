@@ -23,13 +23,25 @@ class Schema:
     """One message schema."""
 
     name: str
-    """File name without ``.avsc``."""
+    """File name without ``.avsc``, or how else the schema was found."""
     text: str
     """The schema as JSON, without white space."""
     parsed: Any
     """The schema as fastavro parsed it."""
-    fingerprint: int
-    """31 low bits of the CRC-64-AVRO fingerprint of the parsing canonical form."""
+    canonical: str
+    """Parsing canonical form: schemas with the same one write the same bytes."""
+
+    @property
+    def record(self) -> str:
+        """Full name of the record."""
+        return str(self.parsed["name"])
+
+    @property
+    def fingerprint(self) -> int:
+        """31 low bits of the CRC-64-AVRO fingerprint of the parsing canonical form."""
+        # fastavro prints the fingerprint's bytes in little-endian order, as the Avro specification stores them.
+        digest = bytes.fromhex(fastavro.schema.fingerprint(self.canonical, "CRC-64-AVRO"))
+        return int.from_bytes(digest, "little") & 0x7FFF_FFFF
 
 
 def schema_dir() -> Path:
@@ -55,19 +67,33 @@ def read_schema(path: Path) -> Schema:
     """Read one ``.avsc`` file.
 
     Raises:
-        ConfigError: no such file, or it is not an Avro schema.
+        ConfigError: no such file, or it is not the schema of a record.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        parsed = fastavro.parse_schema(raw)
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such schema") from error
-    except (json.JSONDecodeError, fastavro.schema.SchemaParseException) as error:
-        raise ConfigError(f"{path}: not an Avro schema: {error}") from error
-    canonical = fastavro.schema.to_parsing_canonical_form(raw)
-    # fastavro prints the fingerprint's bytes in little-endian order, as the Avro specification stores them.
-    crc = int.from_bytes(bytes.fromhex(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO")), "little")
-    return Schema(path.stem, json.dumps(raw, separators=(",", ":")), parsed, crc & 0x7FFF_FFFF)
+    try:
+        return parse_schema(path.stem, text)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_schema(name: str, text: str) -> Schema:
+    """Parse a schema from its JSON text.
+
+    Raises:
+        ValueError: the text is not the schema of a record.
+    """
+    try:
+        raw = json.loads(text)
+        parsed = fastavro.parse_schema(raw)
+        if not isinstance(parsed, dict) or parsed.get("type") != "record":
+            raise ValueError("not the schema of a record")
+        canonical = fastavro.schema.to_parsing_canonical_form(raw)
+    except (fastavro.schema.SchemaParseException, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"not an Avro schema: {type(error).__name__}: {error}") from error
+    return Schema(name, json.dumps(raw, separators=(",", ":")), parsed, canonical)
 
 
 def schema_names() -> list[str]:
