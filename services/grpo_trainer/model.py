@@ -1,0 +1,201 @@
+"""Loading the policy, and saving it as engines read it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, get_scheduler
+
+from gristmill.errors import ConfigError
+from grpo_trainer.config import TrainerConfig
+from grpo_trainer.files import fsync_tree, replace_dir
+
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(slots=True)
+class Policy:
+    """The model under training with everything that a step changes in it."""
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LambdaLR
+    reference: Any | None
+    base_model: str
+    kind: str
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def autocast(self) -> bool:
+        """Whether forward passes run in bfloat16 over float32 weights."""
+        return bool(self.dtype == torch.bfloat16)
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """Trained tensors by name, each once."""
+        return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def save_trained(self, folder: Path) -> None:
+        """Write trained weights, optimizer and scheduler into ``folder``."""
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.trained().items()}
+        save_file(tensors, str(folder / WEIGHTS))
+        torch.save(
+            {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()},
+            folder / "optimizer.pt",
+        )
+
+    def load_trained(self, folder: Path) -> None:
+        """Undo :meth:`save_trained`.
+
+        Raises:
+            ConfigError: the checkpoint is of another model or adapter shape.
+        """
+        tensors = load_file(str(folder / WEIGHTS))
+        own = self.trained()
+        differing = set(own) ^ set(tensors) or {n for n in own if own[n].shape != tensors[n].shape}
+        if differing:
+            raise ConfigError(
+                f"checkpoint {folder} does not fit the configured model: {sorted(differing)[0]} and "
+                f"{len(differing) - 1} more tensors differ; keep base_model, weights and lora as they were in this "
+                "run, or use a new run_id"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(tensors[name])
+        states = torch.load(folder / "optimizer.pt", map_location=self.device, weights_only=True)
+        self.optimizer.load_state_dict(states["optimizer"])
+        self.scheduler.load_state_dict(states["scheduler"])
+
+    def publish_to(self, folder: Path) -> None:
+        """Save what engines load, durably: under a temporary name first, then renamed to ``folder``."""
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        if self.kind == "lora":
+            save_adapter(self.model, temporary, self.base_model)
+        else:
+            state = {name: tensor.to(self.dtype) for name, tensor in self.model.state_dict().items()}
+            self.model.save_pretrained(str(temporary), state_dict=state)
+            set_dtype(temporary / "config.json", self.dtype)
+            self.tokenizer.save_pretrained(str(temporary))
+        fsync_tree(temporary)
+        replace_dir(temporary, folder)
+
+
+def load_policy(config: TrainerConfig) -> Policy:
+    """Load the base model, put the adapter on, and make optimizer and scheduler.
+
+    Raises:
+        ConfigError: no model, one that cannot be loaded, or a device that is not there.
+    """
+    if config.base_model is None:
+        raise ConfigError("trainer.base_model is not set: name the folder or hub id of the model to train")
+    device, dtype = choose_device(config)
+    full = config.weights == "full"
+    torch.manual_seed(config.seed)
+    tokenizer = load_tokenizer(config.base_model)
+    model = load_base(config.base_model, torch.float32 if full else dtype).to(device)
+    reference = None
+    if full:
+        if config.beta:
+            reference = load_base(config.base_model, dtype).to(device).requires_grad_(False).eval()
+    else:
+        model = add_adapter(model, config)
+    if config.gradient_checkpointing and not full:
+        model.enable_input_require_grads()
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        weight_decay=config.weight_decay,
+    )
+    scheduler = get_scheduler(
+        config.lr_scheduler,
+        optimizer,
+        num_warmup_steps=config.warmup_steps,
+        num_training_steps=config.max_versions,
+    )
+    return Policy(model, tokenizer, optimizer, scheduler, reference, config.base_model, config.weights, dtype, device)
+
+
+def choose_device(config: TrainerConfig) -> tuple[torch.device, torch.dtype]:
+    """Device and forward dtype in force.
+
+    Raises:
+        ConfigError: ``cuda`` is asked for and there is none.
+    """
+    cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not cuda:
+        raise ConfigError("trainer.device is cuda, but torch sees no GPU; set it to auto or cpu")
+    device = torch.device("cuda" if cuda and config.device != "cpu" else "cpu")
+    if config.dtype == "auto":
+        return device, torch.bfloat16 if device.type == "cuda" else torch.float32
+    return device, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+
+
+def load_tokenizer(base_model: str) -> PreTrainedTokenizerBase:
+    """Raises ConfigError when there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(base_model, padding_side="left")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"trainer.base_model {base_model}: no tokenizer could be loaded: {error}") from error
+
+
+def load_base(base_model: str, dtype: torch.dtype) -> Any:
+    """Raises ConfigError when the model cannot be loaded."""
+    try:
+        return AutoModelForCausalLM.from_pretrained(base_model, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"trainer.base_model {base_model}: cannot be loaded: {error}") from error
+
+
+def add_adapter(model: Any, config: TrainerConfig) -> PeftModel:
+    """Put a LoRA adapter on; B is zero, so version 0 is the base policy.
+
+    Raises:
+        ConfigError: a target module that the model lacks.
+    """
+    lora = config.lora
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    unknown = sorted(set(lora.target_modules) - names)
+    if unknown:
+        raise ConfigError(f"trainer.lora.target_modules: {config.base_model} has no module {', '.join(unknown)}")
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(lora.target_modules),
+            bias="none",
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+
+def save_adapter(model: PeftModel, folder: Path, base_model: str) -> None:
+    """Write ``adapter_model.safetensors`` and an ``adapter_config.json`` of what SGLang reads, nothing else."""
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    path = folder / "adapter_config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    values["target_modules"] = sorted(values["target_modules"])
+    values["base_model_name_or_path"] = base_model
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def set_dtype(path: Path, dtype: torch.dtype) -> None:
+    """Make a saved ``config.json`` name the dtype that the weights were saved in."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("dtype", "torch_dtype"):
+        if key in values:
+            values[key] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
