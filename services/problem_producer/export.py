@@ -26,6 +26,7 @@ def export_problems(config: ProblemsConfig, count: int, out: Path) -> int:
     }
     sequence = ProblemSequence(config.model_copy(update=once), "export")
     sizes = [source.size for source in sequence.sources]
+    sampling = config.sampling.model_dump(exclude={"seed"})
     seen: set[str] = set()
     repeated = 0
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def export_problems(config: ProblemsConfig, count: int, out: Path) -> int:
                 continue
             repeated = 0
             seen.add(rendered.item.problem_id)
-            row = exported(rendered, sequence.sources[turn.source].name)
+            row = exported(rendered, sequence.sources[turn.source].name) | {"sampling": sampling}
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
     partial.replace(out)
     return len(seen)

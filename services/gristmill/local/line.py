@@ -120,7 +120,7 @@ def open_line(resolved: ResolvedLine, say: Say) -> Iterator[LocalLine]:
     broker: EmbeddedBroker | None = None
     bootstrap = resolved.options.bootstrap or resolved.values.get("bootstrap")
     if bootstrap is None:
-        broker = EmbeddedBroker(log_file=run_dir / "logs" / "broker.log")
+        broker = EmbeddedBroker(log=run_dir / "logs" / "broker.log")
         broker.start()
         bootstrap = broker.bootstrap
         say(f"embedded broker on {bootstrap}")

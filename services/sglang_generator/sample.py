@@ -1,0 +1,174 @@
+"""Sampling a file of problems from one engine, without the line: evaluation and offline data.
+
+The rows are those of ``gristmill problems export``; what comes out is what ``gristmill verify`` takes in. Prompts
+are rendered and responses checked exactly as on the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gristmill.errors import BadInput, GristmillError
+from gristmill.messages import ChatMessage, Problem, Sampling, make_group_id, now_ms
+from sglang_generator.config import GeneratorConfig
+from sglang_generator.engine_client import EngineClient
+from sglang_generator.errors import EngineError
+from sglang_generator.prompts import Prompts
+from sglang_generator.wire import Expected, sampling_params
+
+RUN = "sample"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleJob:
+    """What to sample, from which policy."""
+
+    engine: str
+    source: Path
+    out: Path
+    samples: int
+    adapter: Path | None
+    overrides: dict[str, Any]
+    """Sampling parameters that win over a row's own."""
+
+
+class _Row(msgspec.Struct):
+    problem_id: str
+    answer: str | None = None
+    messages: tuple[ChatMessage, ...] = ()
+    prompt: str | None = None
+    sampling: dict[str, Any] = {}
+
+
+async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callable[[int, int], None]) -> int:
+    """Sample every row ``job.samples`` times, in order of the rows; gives the number of completions written.
+
+    Raises:
+        GristmillError: a row is unusable (with its line number), or the engine fails a request for good.
+    """
+    rows = list(_read(job.source))
+    client = EngineClient(job.engine.rstrip("/"), config)
+    try:
+        info = await client.model_info()
+        prompts = Prompts()
+        await prompts.load(config.tokenizer or info.tokenizer_path or info.model_path)
+        problems = [_problem(number, row, job) for number, row in rows]
+        async with _adapter(client, job.adapter) as name:
+            slots = asyncio.Semaphore(config.engine_concurrency)
+            expected = Expected(adapter=name, weight_version=None)
+            done = 0
+
+            async def one(number: int, problem: Problem, row: _Row, index: int) -> dict[str, Any]:
+                nonlocal done
+                async with slots:
+                    completion = await _generate(client, config, prompts, problem, index, expected)
+                done += 1
+                progress(done, len(rows) * job.samples)
+                return {"id": f"{row.problem_id}/{index}", "line": number, "gold": row.answer, **completion}
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(number, problem, row, index))
+                    for (number, row), problem in zip(rows, problems, strict=True)
+                    for index in range(job.samples)
+                ]
+    except* GristmillError as errors:
+        raise _first(errors) from None
+    finally:
+        await client.close()
+    partial = job.out.with_name(job.out.name + ".partial")
+    partial.write_text("".join(json.dumps(t.result(), ensure_ascii=False) + "\n" for t in tasks), encoding="utf-8")
+    partial.replace(job.out)
+    return len(tasks)
+
+
+async def _generate(
+    client: EngineClient, config: GeneratorConfig, prompts: Prompts, problem: Problem, index: int, expected: Expected
+) -> dict[str, Any]:
+    ids = prompts.render(problem)
+    for attempt in range(1, config.attempts + 1):
+        try:
+            found = await client.generate(
+                rid=uuid.uuid4().hex,
+                input_ids=ids,
+                params=sampling_params(problem.sampling, index),
+                expected=expected,
+            )
+        except EngineError:
+            if attempt == config.attempts:
+                raise
+            await asyncio.sleep(config.retry_backoff_s * 2 ** (attempt - 1))
+        else:
+            return {
+                "completion": found.text,
+                "finish_reason": found.finish_reason,
+                "completion_tokens": len(found.ids) // 4,
+            }
+    raise AssertionError("unreachable: attempts is at least 1")
+
+
+@asynccontextmanager
+async def _adapter(client: EngineClient, folder: Path | None) -> AsyncIterator[str | None]:
+    """Name of the adapter, loaded for the time being under a name of its own; None for the bare model."""
+    if folder is None:
+        yield None
+        return
+    name = f"sample-{uuid.uuid4().hex}"
+    reply = await client.load_lora_adapter(name, str(folder.absolute()))
+    if not reply.success:
+        raise GristmillError(f"the engine {client.url} does not load {folder}: {reply.error_message}")
+    try:
+        yield name
+    finally:
+        await client.unload_lora_adapter(name)
+
+
+def _problem(number: int, row: _Row, job: SampleJob) -> Problem:
+    try:
+        sampling = msgspec.convert({**row.sampling, **job.overrides}, Sampling)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{job.source}, line {number}: sampling: {error}; --max-new-tokens and others set it") from error
+    return Problem(
+        run_id=RUN,
+        ordinal=number,
+        group_id=make_group_id(RUN, number),
+        problem_id=row.problem_id,
+        kind="math",
+        messages=row.messages,
+        prompt=row.prompt,
+        source=str(job.source),
+        group_size=job.samples,
+        sampling=sampling,
+        created_at_ms=now_ms(),
+    )
+
+
+def _read(path: Path) -> Iterator[tuple[int, _Row]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise GristmillError(f"{path}: cannot read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, msgspec.json.decode(line, type=_Row)
+        except msgspec.DecodeError as error:
+            raise BadInput(f"{path}, line {number}: {error}") from error
+
+
+def _first(errors: BaseExceptionGroup[GristmillError]) -> GristmillError:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, GristmillError)
+    return error
