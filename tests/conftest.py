@@ -18,9 +18,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from support.kafka import KafkaBroker, kafka_home, missing_for_kafka
-
 from gristmill.broker import EmbeddedBroker
+from support.kafka import KafkaBroker, kafka_home, missing_for_kafka
 
 _serial = itertools.count(1)
 

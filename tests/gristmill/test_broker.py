@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from support.processes import wait_until
 
 from gristmill.broker import EmbeddedBroker, free_port
 from gristmill.errors import ConfigError, InfrastructureError, MissingExtra
+from support.processes import wait_until
 
 
 def test_is_ready_when_started_and_gone_when_stopped() -> None:

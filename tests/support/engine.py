@@ -145,10 +145,10 @@ class Client:
     def __init__(self, url: str, **settings: Any) -> None:
         self.http = httpx.Client(base_url=url, timeout=60, **settings)
 
-    def post(self, path: str, **body: Any) -> tuple[int, Any]:
+    def post(self, path: str, /, **body: Any) -> tuple[int, Any]:
         return _decoded(self.http.post(path, json=body))
 
-    def get(self, path: str, **query: Any) -> tuple[int, Any]:
+    def get(self, path: str, /, **query: Any) -> tuple[int, Any]:
         return _decoded(self.http.get(path, params=query))
 
     def generate(self, ids: Sequence[int], *, lora: str | None = None, rid: str | None = None, **params: Any) -> Any:

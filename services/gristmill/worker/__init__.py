@@ -2,6 +2,7 @@
 
 from gristmill.worker.dead_letters import dead_letter_headers
 from gristmill.worker.loop import Handler, OnDeadLetter, Worker
+from gristmill.worker.ownership import only_while_owned
 from gristmill.worker.records import Headers, Incoming, Outgoing, RawRecord
 from gristmill.worker.retry import RetryPolicy
 
@@ -15,4 +16,5 @@ __all__ = [
     "RetryPolicy",
     "Worker",
     "dead_letter_headers",
+    "only_while_owned",
 ]

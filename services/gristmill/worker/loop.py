@@ -25,6 +25,7 @@ from gristmill.messages import Message
 from gristmill.service import ServiceContext
 from gristmill.topics import MAX_MESSAGE_BYTES, Topic
 from gristmill.worker.dead_letters import dead_letter_headers
+from gristmill.worker.ownership import GivenBack, owner
 from gristmill.worker.partition import Limits, Partition
 from gristmill.worker.records import NO_HEADERS, Headers, Incoming, Outgoing, RawRecord
 from gristmill.worker.retry import RetryPolicy
@@ -129,6 +130,11 @@ class Worker(Generic[M]):
     def ready_reason(self) -> str | None:
         """None while the worker has partitions and a broker, else what it waits for."""
         return self._trouble
+
+    @property
+    def drained_at(self) -> float:
+        """``time.perf_counter()`` when the last commit of the drain was done; 0 before."""
+        return self._source.drained_at
 
     async def run(self) -> None:
         """Work until the service is told to stop, then drain, commit and leave.
@@ -257,6 +263,7 @@ class Worker(Generic[M]):
 
     async def _lane(self, partition: Partition) -> None:
         partition.starting = False
+        owner.set(partition)
         turns = YIELD_EVERY
         while partition.buffer and self._failure is None:
             slot = partition.take()
@@ -280,6 +287,9 @@ class Worker(Generic[M]):
                     result = await cast(Awaitable[Iterable[Outgoing]], result)
                 outputs = [self._encode(output) for output in result]
                 break
+            except GivenBack:
+                partition.give_back()
+                return
             except BadInput as error:
                 outputs = self._given_up(partition, slot, error)
                 break

@@ -46,6 +46,7 @@ class Partition:
         self.buffer: deque[Slot] = deque()
         self.buffered_bytes = 0
         self.lanes: set[asyncio.Task[None]] = set()
+        self.waits: set[asyncio.Timeout] = set()
         self.active = 0
         self.starting = False
         self.unsettled = 0
@@ -111,9 +112,21 @@ class Partition:
         if self.closed and not self.unsettled:
             self.drained.set()
 
+    def give_back(self) -> None:
+        """A handler has let go of its record, which stays unsettled for the next owner."""
+        if self.abandoned:
+            return
+        self.unsettled -= 1
+        self.stats.in_flight -= 1
+        if self.closed and not self.unsettled:
+            self.drained.set()
+
     def close(self) -> None:
         """Start nothing more; what is under way goes on."""
         self.closed = True
+        for scope in self.waits:
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
         self.buffer.clear()
         self.buffered_bytes = 0
         if not self.unsettled:

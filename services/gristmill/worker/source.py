@@ -89,6 +89,7 @@ class Source:
         self._drain_s = 0.0
         self._closing = False
         self.polled_at = time.monotonic()
+        self.drained_at = 0.0
         self._consumer = Consumer(
             config
             | {
@@ -285,6 +286,7 @@ class Source:
         self._listener.cancel(self._owned.values())
         if not self._abort.is_set():
             self._commit(self._owned.values(), wait=True)
+        self.drained_at = time.perf_counter()
 
     # Commits
 
