@@ -1,0 +1,227 @@
+"""One check: an extracted answer against the reference. Pure, but not bounded: run it in a worker process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal
+
+from math_verifier.compare.decision import Decision
+from math_verifier.compare.structure import compare
+from math_verifier.config import MathPolicy
+from math_verifier.extract import extract, last_box
+from math_verifier.normalize import normalize, squash
+from math_verifier.parse import vocabulary as voc
+from math_verifier.parse.ast import Clock, Node, ParseError
+from math_verifier.parse.grammar import parse
+from math_verifier.parse.tokens import MAX_TEXT, Comma
+
+Status = Literal["correct", "wrong", "unparsable", "timeout", "error"]
+Kind = Literal["completion", "answer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``extracted`` is the answer as it stood in the text."""
+
+    status: Status
+    extracted: str | None
+    stage: str
+    reason: str = ""
+
+
+INLINE_LIMIT: Final = 2000
+"""Longest answer, in characters, that is looked at outside a worker."""
+_PLAIN: Final = re.compile(r"[+-]?(?:\d{1,40}|\d{1,3}(?:,\d{3}){1,12})(?:\.\d{1,40})?")
+_CHOICE: Final = re.compile(
+    r"(?:(?:option|choice|answer)\s*:?\s*)?[({\[]*\s*([A-J])\s*(?:[)\]}]+[.:]?|[.:](?=\s|$))(?:\s.*)?|(?:option|choice)\s+([A-J])",
+    re.I | re.S,
+)
+_LETTER: Final = re.compile(r"[({]*([A-Ja-j])[)}]*")
+_CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:(a|p)\.?\s?m\.?)?", re.I)
+_LONG_WORD: Final = re.compile(
+    r"(?<![\\A-Za-z])[A-Za-z]{3,}|(?<![\\A-Za-z])(?:no|is|to|of|it|do|we|up)(?![A-Za-z])", re.I
+)
+_TEXT_GROUP: Final = re.compile(
+    r"\\(?:text|mbox|textbf|textit|textrm|mathrm|textnormal|operatorname\*?|emph)\s*\{([^{}]*)\}"
+)
+_ENVIRONMENT: Final = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}(?:\{[lcr|]*\})?")
+_LIST_COMMA: Final = re.compile(r"\d,\d{3}(?!\d)")
+_DECIMAL_COMMA: Final = re.compile(r"[^\d]{0,4}(?:0,\d+|\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+)(?!\d)[^\d,]{0,20}")
+
+
+def find_answer(text: str, kind: Kind, policy: MathPolicy) -> str | None:
+    """The answer in ``text``; a bare answer is the whole text, unless it holds a box or a GSM8K mark."""
+    if kind == "completion":
+        found = extract(text, policy)
+        return found.text if found else None
+    boxed = last_box(text)
+    if boxed is not None:
+        return boxed
+    head, mark, tail = text.rpartition("####")
+    if mark and tail.strip() and (not head or head.endswith("\n")):
+        return tail.strip()
+    return text if text.strip() else None
+
+
+def quick(gold: str, answer: str) -> Outcome | None:
+    """What string equality and two plain numbers decide; bounded by ``INLINE_LIMIT``, so it may run anywhere."""
+    if len(gold) > INLINE_LIMIT or len(answer) > INLINE_LIMIT:
+        return None
+    left, right = normalize(gold), normalize(answer)
+    if not right:
+        return Outcome("unparsable", answer, "string", "the answer is empty")
+    if left and squash(left) == squash(right):
+        return Outcome("correct", answer, "string")
+    if _PLAIN.fullmatch(left) and _PLAIN.fullmatch(right):
+        same = Fraction(left.replace(",", "")) == Fraction(right.replace(",", ""))
+        if same:
+            return Outcome("correct", answer, "exact")
+        if "." not in left and "." not in right:
+            return Outcome("wrong", answer, "exact", "different numbers")
+    return None
+
+
+def check(gold: str, answer: str, policy: MathPolicy) -> Outcome:
+    """Compare an extracted answer with the reference."""
+    if len(answer) > 8 * MAX_TEXT:
+        return Outcome("unparsable", answer[:MAX_TEXT], "string", f"the answer has {len(answer)} characters")
+    left, right = normalize(gold), normalize(answer)
+    if not right:
+        return Outcome("unparsable", answer, "string", "the answer is empty")
+    if left and squash(left) == squash(right):
+        return Outcome("correct", answer, "string")
+    letters = _letters(left, right)
+    if letters is not None:
+        return Outcome("correct" if letters else "wrong", answer, "structural", "" if letters else "another choice")
+    try:
+        golds = list(readings(left, policy))
+    except ParseError as error:
+        return Outcome("error", answer, "string", f"the reference cannot be read: {error}")
+    try:
+        answers = list(readings(right, policy))
+    except ParseError as error:
+        return Outcome("unparsable", answer, "string", str(error))
+    return _best(golds, answers, answer, policy)
+
+
+def _best(golds: list[Node], answers: list[Node], answer: str, policy: MathPolicy) -> Outcome:
+    decisions: list[Decision] = []
+    for gold in golds:
+        for candidate in answers:
+            try:
+                decision = compare(gold, candidate, policy)
+            except ParseError as error:
+                decision = Decision(None, "structural", str(error))
+            if decision.equal:
+                return Outcome("correct", answer, decision.stage)
+            decisions.append(decision)
+    first = decisions[0]
+    if first.equal is None:
+        return Outcome("unparsable", answer, first.stage, f"undecided: {first.reason}")
+    return Outcome("wrong", answer, first.stage, first.reason)
+
+
+def _letters(left: str, right: str) -> bool | None:
+    """Multiple choice: a reference that is one letter A to J against a letter, or against an option with its text."""
+    for one, two in ((left, right), (right, left)):
+        letter = _LETTER.fullmatch(one)
+        if not letter or not letter[1].isupper():
+            continue
+        bare = _TEXT_GROUP.sub(r"\1", two).strip()
+        other = _LETTER.fullmatch(bare)
+        if other and other[1].isupper():
+            return letter[1] == other[1]
+        option = _CHOICE.fullmatch(bare)
+        if option:
+            return letter[1] == (option[1] or option[2]).upper()
+    return None
+
+
+def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
+    """Trees of a normalised answer: the likely one first, then what an ambiguous comma may also mean.
+
+    Raises:
+        ParseError: there is none.
+    """
+    clock = _CLOCK.fullmatch(_TEXT_GROUP.sub(r"\1", text).strip()) if ":" in text else None
+    if clock and (clock[3] or clock[4]):
+        hour = int(clock[1]) % 12 + (12 if clock[4].lower() == "p" else 0) if clock[4] else int(clock[1])
+        yield Clock(hour * 3600 + int(clock[2]) * 60 + int(clock[3] or 0))
+        return
+    if is_words(text):
+        yield voc.words(_TEXT_GROUP.sub(r" \1 ", text).replace("\\", " ").replace("{", " ").replace("}", " "))
+        return
+    try:
+        first: Node | None = parse(text)
+    except ParseError:
+        if not _LIST_COMMA.search(text):
+            raise
+        first = None
+    if first is not None:
+        yield first
+    if clock:
+        yield Clock(int(clock[1]) * 3600 + int(clock[2]) * 60)
+    others: list[Comma] = ["list"] if _LIST_COMMA.search(text) else []
+    if policy.decimal_comma and _DECIMAL_COMMA.fullmatch(text):
+        others.append("decimal")
+    for comma in others:
+        try:
+            other = parse(text, comma)
+        except ParseError:
+            if first is None:
+                raise
+            continue
+        if other != first:
+            yield other
+
+
+def is_words(text: str) -> bool:
+    """Whether a normalised answer is words and not mathematics with units."""
+    plain = _ENVIRONMENT.sub(" ", text)
+    inner = " ".join(_TEXT_GROUP.findall(plain))
+    rest = _TEXT_GROUP.sub(" ", plain)
+    found = [word for word in _LONG_WORD.findall(rest) if not _known(word)]
+    if re.search(r"\d", rest):
+        return bool(found) and not _measured(rest)
+    if found:
+        return any(word.lower() in voc.COMMON_WORDS or len(word) > 3 or _vowelled(word) for word in found)
+    letters = [word for word in re.findall(r"[A-Za-z]{2,}", inner) if word.lower() not in {"and", "or"}]
+    return bool(letters) and not re.search(r"[A-Za-z]|\\[a-z]{2}", rest)
+
+
+def _known(word: str) -> bool:
+    return (
+        word in voc.FUNCTIONS
+        or word in voc.CONSTANTS
+        or word in voc.GREEK
+        or word.lower() in {"and", "or", "mod", "choose", "in"}
+        or any(
+            word.startswith(name) and len(word) - len(name) <= 1
+            for name in ("sin", "cos", "tan", "log", "sqrt", "arcsin", "arccos", "arctan", "sec", "csc", "cot", "ln")
+        )
+    )
+
+
+def _vowelled(word: str) -> bool:
+    return any(letter in "aeiou" for letter in word.lower()) and word.lower() not in {
+        "abc",
+        "abe",
+        "acd",
+        "ace",
+        "ade",
+        "abd",
+        "abi",
+        "aei",
+    }
+
+
+_MEASURED: Final = re.compile(r"[^A-Za-z]*\d[^A-Za-z]*?(?:[a-z]\w?\s)?\s*[A-Za-z][A-Za-z\s./^\d{}\-]*$|.*=.*")
+_OF_VALUE: Final = re.compile(r"^[A-Za-z]{0,2}\s*[=<>]")
+
+
+def _measured(rest: str) -> bool:
+    """``10 square units``: a number first, then words; or a statement with a relation sign."""
+    return bool(_MEASURED.fullmatch(rest.strip()))

@@ -1,0 +1,65 @@
+"""``gristmill verify math``: the verifier without the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gristmill.cli.options import ConfigFile
+from gristmill.errors import BadInput
+
+
+def verify_math(
+    source: Annotated[
+        Path,
+        typer.Option("--in", help='JSONL rows {"id", "gold", "pred" or "completion"}.', exists=True, dir_okay=False),
+    ],
+    target: Annotated[Path, typer.Option("--out", help="Where the verdict rows go, in the order of the input.")],
+    workers: Annotated[int | None, typer.Option(help="Worker processes; as many as CPUs unless set.", min=1)] = None,
+    time_limit: Annotated[float | None, typer.Option("--time-limit", help="Seconds of one check.", min=0.01)] = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Check math answers in a file against their references; the policy comes from the ``math`` section."""
+    import os
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from gristmill.cli.options import settings_from
+    from math_verifier.config import MathConfig
+    from math_verifier.offline import Report, verify_lines
+    from math_verifier.pool import MathPool
+
+    config = settings_from(config_file).section("math", MathConfig)
+    console = Console(stderr=True, highlight=False)
+    report = Report()
+    pool = MathPool(
+        workers or config.workers,
+        time_limit_s=time_limit or config.time_limit_s,
+        memory_limit_mb=config.memory_limit_mb,
+        queue_size=config.queue_size,
+        tasks_per_worker=config.tasks_per_worker,
+    )
+    partial = target.with_name(target.name + ".part")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with (
+            source.open(encoding="utf-8", errors="replace") as lines,
+            partial.open("w", encoding="utf-8") as out,
+            pool,
+            Progress(*columns, console=console) as progress,
+        ):
+            bar = progress.add_task("characters", total=source.stat().st_size)
+            verify_lines(lines, out, config.policy, pool, report, lambda size: progress.advance(bar, size))
+            progress.update(bar, completed=source.stat().st_size)
+    except OSError as error:
+        raise BadInput(f"{error.filename or target}: {error.strerror}") from error
+    os.replace(partial, target)
+    counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
+    console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
+    for problem in report.bad:
+        console.print(f"{source}: {problem}", style="red", markup=False)
+    if report.bad:
+        raise typer.Exit(1)

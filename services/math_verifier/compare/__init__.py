@@ -1,0 +1,1 @@
+"""Deciding whether two parsed answers are the same, by stages from cheap and exact to costly."""

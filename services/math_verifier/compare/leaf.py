@@ -1,0 +1,127 @@
+"""Two single values: exact, then as trees, then numerically, then by SymPy."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from mpmath import mp
+
+from math_verifier.compare.decision import Decision, no, unknown, yes
+from math_verifier.compare.exact import NotExact, exact
+from math_verifier.compare.numeric import Unbounded, Unsupported, evaluate, probe
+from math_verifier.config import MathPolicy
+from math_verifier.parse.ast import Big, Const, Node, Num, symbols
+
+NOISE_DIGITS = 15
+"""Binary floating point leaves its noise after about this many digits."""
+
+
+def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    """Whether two expressions have the same value."""
+    left, right = _exact(a), _exact(b)
+    if left is not None and right is not None:
+        if left == right:
+            return yes("exact")
+        return yes("exact") if _close(a, b, left, right, policy) else no("exact", "different numbers")
+    if a == b:
+        return yes("structural")
+    if policy.decimal_digits and (isinstance(a, Num) or isinstance(b, Num)):
+        number, other = (a, b) if isinstance(a, Num) else (b, a)
+        assert isinstance(number, Num)
+        if number.places and not symbols(other) and _rounds_irrational(number, other, policy.decimal_digits):
+            return yes("numeric")
+    if _calculus(a) or _calculus(b) or _infinite(a) or _infinite(b):
+        return _symbolic(a, b)
+    decision = probe(a, b)
+    if decision.equal is not None:
+        return decision
+    last = _symbolic(a, b)
+    return last if last.equal is not None else unknown("symbolic", decision.reason)
+
+
+def _exact(node: Node) -> Fraction | None:
+    try:
+        return exact(node)
+    except NotExact:
+        return None
+
+
+def _symbolic(a: Node, b: Node) -> Decision:
+    from math_verifier.compare.symbolic import symbolic
+
+    return symbolic(a, b)
+
+
+def _calculus(node: Node) -> bool:
+    """Sums without end, integrals, limits and derivatives have no value point by point."""
+    return any(
+        isinstance(part, Big)
+        and (part.kind in {"int", "lim"} or part.high is None or _infinite(part.high) or bool(symbols(part.high)))
+        for part in node.walk()
+    )
+
+
+def _infinite(node: Node) -> bool:
+    return any(isinstance(part, Const) and part.name == "inf" for part in node.walk())
+
+
+def _terminating(value: Fraction) -> bool:
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1
+
+
+def significant(value: Fraction, places: int) -> int:
+    """Significant digits of a decimal with ``places`` decimals."""
+    return len(str(abs(value.numerator * 10**places // value.denominator)))
+
+
+def _close(a: Node, b: Node, left: Fraction, right: Fraction, policy: MathPolicy) -> bool:
+    places = [node.places if isinstance(node, Num) else None for node in (a, b)]
+    if places[0] is not None and places[1] is not None:
+        longer, shorter = (
+            ((left, places[0]), (right, places[1]))
+            if places[0] > places[1]
+            else ((right, places[1]), (left, places[0]))
+        )
+        return (
+            significant(*longer) >= NOISE_DIGITS
+            and significant(*shorter) <= 12
+            and _rounds(longer[0], shorter[0], longer[1] - 3)
+        )
+    if not policy.decimal_digits:
+        return False
+    for decimals, decimal, value in ((places[0], left, right), (places[1], right, left)):
+        if decimals is not None and significant(decimal, decimals) >= policy.decimal_digits:
+            if not _terminating(value):
+                return _rounds(value, decimal, decimals)
+            if significant(decimal, decimals) >= NOISE_DIGITS and significant(value, 12) <= 12:
+                return _rounds(decimal, value, decimals - 3)
+    return False
+
+
+def _rounds(value: Fraction, decimal: Fraction, places: int) -> bool:
+    """Whether ``decimal`` is ``value`` rounded or cut to ``places`` decimals."""
+    if places <= 0 or (value < 0) != (decimal < 0):
+        return False
+    step = Fraction(1, 10**places)
+    return 2 * abs(value - decimal) <= step or 0 <= abs(value) - abs(decimal) < step
+
+
+def _rounds_irrational(number: Num, other: Node, digits: int) -> bool:
+    assert number.places is not None
+    if significant(number.value, number.places) < digits or number.places > 300:
+        return False
+    try:
+        sample = evaluate(other, number.places + significant(number.value, number.places) + 20)
+    except (Unbounded, Unsupported, NotExact):
+        return False
+    if sample.value is None or sample.lossy or mp.im(sample.value):
+        return False
+    with mp.workdps(number.places + 320):
+        value = mp.re(sample.value)
+        decimal = mp.mpf(number.value.numerator) / number.value.denominator
+        step = mp.mpf(10) ** -number.places
+        return bool(2 * abs(value - decimal) <= step or (0 <= abs(value) - abs(decimal) < step and value * decimal > 0))

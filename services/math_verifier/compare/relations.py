@@ -1,0 +1,159 @@
+"""Equations and inequalities: which are names for a value, and which say the same."""
+
+from __future__ import annotations
+
+from mpmath import mp
+
+from math_verifier.compare.decision import Decision, no, unknown, yes
+from math_verifier.compare.numeric import DIGITS, Unbounded, Unsupported, evaluate, points_for
+from math_verifier.parse.ast import (
+    Add,
+    Apply,
+    Const,
+    Fn,
+    Mul,
+    Node,
+    Pow,
+    Ratio,
+    Rel,
+    Seq,
+    Sym,
+    Text,
+    add,
+    negate,
+    symbols,
+)
+
+FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
+_OPAQUE = frozenset("xyz")
+
+
+def is_name(node: Node) -> bool:
+    """Whether ``node`` names a quantity, so that ``node = 5`` is just a way of saying 5."""
+    match node:
+        case Sym() | Apply() | Text():
+            return True
+        case Const(name="e" | "i"):
+            return True
+        case Seq(kind="tuple"):
+            return all(is_name(item) for item in node.items)
+        case Ratio():
+            return all(is_name(item) for item in node.items)
+        case Fn(
+            name="abs" | "conj" | "sin" | "cos" | "tan" | "max" | "min" | "det" | "gcd" | "lcm" | "arg" | "re" | "im"
+        ):
+            return all(is_name(arg) for arg in node.args) or not symbols(node)
+        case Mul():
+            return all(
+                isinstance(factor, Sym) and factor.name[:1] not in _OPAQUE for factor in node.factors
+            ) or _call_like(node)
+        case Add():
+            return all(isinstance(term, Sym) and term.name[:1] not in _OPAQUE for term in node.terms)
+    return False
+
+
+def _call_like(node: Mul) -> bool:
+    """``P(A)``, ``S(10)``, ``p(2)``: a letter times something in brackets cannot be told from a product, but reads as a call."""
+    if len(node.factors) != 2:
+        return False
+    head, argument = node.factors
+    return (
+        isinstance(head, Sym)
+        and head.name.lower() in {"p", "s", "a", "v", "t", "q", "r", "u", "n", "e", "k", "l"}
+        and not isinstance(argument, Pow)
+    )
+
+
+def statement_value(node: Node) -> Node | None:
+    """The value that a chain like ``k = 1/3``, ``2 + 3 = 5`` or ``x ~ 11`` states, or None."""
+    if not isinstance(node, Rel) or any(op not in {"=", "~", "=>"} for op in node.ops):
+        return None
+    *front, last = node.terms
+    if node.ops[-1] == "=>" and isinstance(last, Node):
+        return last
+    if is_name(front[0]) or all(not symbols(term) and not isinstance(term, Text) for term in front):
+        return last
+    if is_name(last) and not is_name(front[0]) and not symbols(front[0]):
+        return front[0]
+    if any(is_name(term) for term in front) and not symbols(last):
+        return last
+    return None
+
+
+def statement_name(node: Node) -> Node | None:
+    """The name in ``name = value``, or None."""
+    if isinstance(node, Rel) and all(op in {"=", "~"} for op in node.ops):
+        if is_name(node.terms[0]):
+            return node.terms[0]
+        if len(node.terms) == 2 and is_name(node.terms[1]):
+            return node.terms[1]
+    return None
+
+
+def moved(node: Rel) -> Node:
+    """``left - right`` of a simple relation."""
+    return add(node.terms[0], negate(node.terms[1]))
+
+
+def proportional(a: Node, b: Node) -> tuple[bool | None, int]:
+    """Whether ``a = c b`` for a constant c other than 0, and the sign of c (0: not real or not known)."""
+    names = symbols(a) | symbols(b)
+    if not names or symbols(a) != symbols(b):
+        return (False if names else None), 0
+    ratio = None
+    seen = 0
+    try:
+        for point in points_for(names):
+            left, right = evaluate(a, DIGITS, point), evaluate(b, DIGITS, point)
+            if left.value is None or right.value is None or left.lossy or right.lossy:
+                continue
+            with mp.workdps(DIGITS):
+                tiny = mp.mpf(10) ** (-DIGITS // 2)
+                zero = [abs(sample.value) < tiny for sample in (left, right)]
+                if all(zero):
+                    continue
+                if any(zero):
+                    return False, 0
+                now = left.value / right.value
+                if ratio is not None and abs(now - ratio) > mp.mpf(10) ** (12 - DIGITS) * abs(ratio) * 1000:
+                    return False, 0
+                ratio = now
+                seen += 1
+    except (Unbounded, Unsupported):
+        return None, 0
+    if ratio is None or seen < 4:
+        return None, 0
+    if abs(mp.im(ratio)) > mp.mpf(10) ** (12 - DIGITS) * abs(ratio):
+        return True, 0
+    return True, 1 if mp.re(ratio) > 0 else -1
+
+
+def same_relation(a: Rel, b: Rel) -> Decision:
+    """Two simple relations between expressions: the same up to moving terms and scaling."""
+    op_a, op_b = (rel.ops[0].replace("~", "=") for rel in (a, b))
+    if op_a not in FLIP or op_b not in FLIP:
+        return no("structural", "different relations") if op_a != op_b else unknown("structural", f"relation {op_a}")
+    if op_b not in {op_a, FLIP[op_a]}:
+        return no("structural", "different relations")
+    same, sign = proportional(moved(a), moved(b))
+    if same is None:
+        return unknown("numeric", "the relation cannot be evaluated")
+    if not same:
+        if op_a == op_b == "=":
+            return _cleared(a, b)
+        return no("numeric", "the relations are not equivalent")
+    if op_a in {"=", "!="}:
+        return yes("numeric")
+    if sign == 0:
+        return unknown("numeric", "the factor between the sides is not real")
+    wanted = op_a if sign > 0 else FLIP[op_a]
+    return yes("numeric") if op_b == wanted else no("numeric", "the inequality points the other way")
+
+
+def _cleared(a: Rel, b: Rel) -> Decision:
+    if symbols(a) != symbols(b) or not any(isinstance(node, Pow) for rel in (a, b) for node in rel.walk()):
+        return no("numeric", "the equations are not equivalent")
+    from math_verifier.compare.symbolic import same_solutions
+
+    same = same_solutions(moved(a), moved(b))
+    return yes("symbolic") if same else no("symbolic", "the equations are not equivalent")

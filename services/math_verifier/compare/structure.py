@@ -1,0 +1,506 @@
+"""Comparison of whole answers: statements, lists, sets, intervals, matrices, quantities; single values go to ``leaf``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import Final
+
+from math_verifier.compare.decision import Decision, costliest, every, no, unknown, yes
+from math_verifier.compare.exact import NotExact, exact
+from math_verifier.compare.leaf import same_value
+from math_verifier.compare.matrices import evaluate_matrix
+from math_verifier.compare.realsets import NotReal, Spans, to_spans, variable
+from math_verifier.compare.relations import is_name, same_relation, statement_name, statement_value
+from math_verifier.config import MathPolicy
+from math_verifier.parse.ast import (
+    Apply, BaseNum, Clock, Fn, Interval, Logic, Matrix, Mul, Named, Node, Num, Quantity, Ratio, Rel, Seq, SetBuilder, SetOp, Sym,
+    Text, add, divide, map_children, multiply, negate, symbols,
+)  # fmt: skip
+from math_verifier.parse.vocabulary import unit_of
+
+MAX_ITEMS: Final = 200
+_SETS: Final = (Interval, SetOp, Named)
+_ORDERED: Final = frozenset({"tuple", "vector", "bracket"})
+
+
+def compare(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    """Whether two parsed answers are the same; symmetric in ``a`` and ``b``."""
+    if a == b:
+        return yes("structural")
+    a, b = prepared(a), prepared(b)
+    if a == b:
+        return yes("structural")
+    for one, two in ((a, b), (b, a)):
+        decision = _directed(one, two, policy)
+        if decision is not None:
+            return decision
+    return same_value(_bare(a, policy), _bare(b, policy), policy)
+
+
+def prepared(node: Node) -> Node:
+    """Plus-minus written out, nested lists flat, matrix algebra done, statements about one value reduced."""
+    if any(isinstance(part, Fn) and part.name in {"pm", "mp"} for part in node.walk()):
+        node = _expanded(node)
+    if isinstance(node, Seq):
+        node = _listed(node)
+    if any(isinstance(part, Matrix) for part in node.walk()):
+        node = evaluate_matrix(node)
+    if isinstance(node, Quantity):
+        inner = prepared(node.value)
+        return Quantity(inner, node.unit)
+    return node
+
+
+def _expanded(node: Node) -> Node:
+    if isinstance(node, Seq):
+        items: list[Node] = []
+        for item in node.items:
+            grown = _expanded(item)
+            items.extend(
+                grown.items if isinstance(grown, Seq) and grown.kind == "list" and grown is not item else (grown,)
+            )
+        return Seq(tuple(items), node.kind)
+    plus, minus = _signed(node, True), _signed(node, False)
+    return node if plus == minus else Seq((plus, minus), "list")
+
+
+def _signed(node: Node, upper: bool) -> Node:
+    node = map_children(node, lambda child: _signed(child, upper))
+    if isinstance(node, Fn) and node.name in {"pm", "mp"}:
+        left, right = node.args
+        right = right if (node.name == "pm") == upper else negate(right)
+        return right if left == Num(Fraction(0), None, "") else add(left, right)
+    return node
+
+
+def _listed(node: Seq) -> Node:
+    """Conditions such as ``k in Z`` dropped; ``n = 1, 2, 3`` and ``(x, y) = (5, 8), (8, 5)`` to their values."""
+    items = tuple(item for item in node.items if not _is_domain(item)) or node.items
+    if (
+        node.kind == "list"
+        and len(items) > 1
+        and statement_name(items[0]) is not None
+        and not any(isinstance(item, Rel) for item in items[1:])
+    ):
+        value = statement_value(items[0])
+        if value is not None:
+            items = (value, *items[1:])
+    if len(items) == 1 and node.kind == "list":
+        return prepared(items[0])
+    return Seq(items, node.kind)
+
+
+def _is_domain(item: Node) -> bool:
+    if isinstance(item, Text):
+        return item.value in {"where", "for"}
+    return (
+        isinstance(item, Rel)
+        and item.ops[-1] == "in"
+        and isinstance(item.terms[-1], Named)
+        and isinstance(item.terms[0], Sym)
+    )
+
+
+def _directed(a: Node, b: Node, policy: MathPolicy) -> Decision | None:
+    """Rules tried with the sides both ways round; None where none applies."""
+    if isinstance(a, Text):
+        return _texts(a, b, policy)
+    if isinstance(a, Rel | Logic | SetBuilder):
+        return _statements(a, b, policy)
+    if (
+        isinstance(a, Seq)
+        and len(a.items) == 1
+        and a.kind in {"set", "list"}
+        and not isinstance(b, Seq | Rel | Logic | SetBuilder | Text)
+    ):
+        return compare(a.items[0], b, policy) if not isinstance(b, _SETS) else _sets(a, b, policy)
+    if isinstance(a, _SETS) and not isinstance(b, Rel | Logic | SetBuilder | Text):
+        return _sets(a, b, policy)
+    if isinstance(a, Matrix) and not isinstance(b, Rel | Text):
+        return _matrices(a, b, policy)
+    if isinstance(a, Seq) and not isinstance(b, Rel | Logic | SetBuilder | Text | Matrix):
+        return _sequences(a, b, policy) if isinstance(b, Seq) else no("structural", "a list against a single value")
+    if isinstance(a, Ratio):
+        return _ratios(a, b, policy)
+    if isinstance(a, BaseNum):
+        return _bases(a, b, policy)
+    if isinstance(a, Clock):
+        return no("structural", "a time of day against something else")
+    if isinstance(a, Quantity) or (isinstance(a, Fn) and a.name in {"pct", "deg"}):
+        return _quantities(a, b, policy)
+    return None
+
+
+# -- texts
+
+
+def _texts(a: Text, b: Node, policy: MathPolicy) -> Decision:
+    if isinstance(b, Rel):
+        value = statement_value(b)
+        if value is not None:
+            return compare(a, value, policy)
+    if isinstance(b, Text):
+        return yes("structural") if _spelling(a.value) == _spelling(b.value) else no("structural", "different words")
+    if isinstance(b, Sym | Apply):
+        return yes("structural") if a.value == b.name.casefold() else no("structural", "different words")
+    return no("structural", "words against mathematics")
+
+
+def _spelling(text: str) -> str:
+    return " ".join(text.replace("-", " ").replace(".", " ").split())
+
+
+# -- statements
+
+
+def _statements(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    if isinstance(b, Rel | Logic | SetBuilder):
+        return _two_statements(a, b, policy)
+    if isinstance(a, Rel):
+        value = statement_value(a)
+        if value is not None:
+            return compare(value, b, policy)
+        if a.ops == ("in",):
+            return compare(a.terms[1], b, policy)
+        if a.ops == ("equiv",):
+            return compare(a.terms[1], b, policy)
+    if isinstance(a, Logic) and isinstance(b, Seq):
+        return compare(Seq(a.items, "list"), b, policy)
+    if isinstance(b, _SETS) or (isinstance(b, Seq) and b.kind in {"tuple", "set", "list"}):
+        return _sets(a, b, policy)
+    return no("structural", "a statement against a value")
+
+
+def _two_statements(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    if isinstance(a, Rel) and isinstance(b, Rel):
+        names = statement_name(a), statement_name(b)
+        values = statement_value(a), statement_value(b)
+        if names[0] is not None and names[1] is not None and values[0] is not None and values[1] is not None:
+            decision = compare(values[0], values[1], policy)
+            if names[0] == names[1] or (decision.equal and (symbols(values[0]) or _functional(names))):
+                return decision
+        if len(a.ops) == len(b.ops) == 1 and not {a.ops[0], b.ops[0]} & {"in", "notin", "equiv", "=>", "to"}:
+            decision = same_relation(a, b)
+            if decision.equal is not False:
+                return decision
+        elif a.ops == b.ops and len(a.ops) == 1:
+            return every(compare(one, two, policy) for one, two in zip(a.terms, b.terms, strict=True))
+        elif len(a.ops) == len(b.ops) > 1 and set(a.ops) <= {"=", "~"} and set(b.ops) <= {"=", "~"}:
+            decision = every(compare(one, two, policy) for one, two in zip(a.terms, b.terms, strict=True))
+            if decision.equal:
+                return decision
+        for one, two in ((a, b), (b, a)):
+            value = statement_value(one)
+            if value is not None and statement_name(one) is None and statement_value(two) is not None:
+                return compare(value, two, policy)
+    if variable(a) is not None and variable(a) == variable(b):
+        return _sets(a, b, policy)
+    if isinstance(a, Logic) and isinstance(b, Logic) and a.op == b.op:
+        return _unordered(a.items, b.items, policy)
+    return no("structural", "different statements")
+
+
+def _functional(names: Sequence[Node | None]) -> bool:
+    """``y = 3`` and ``f(x) = 3`` name the same function."""
+    return any(isinstance(name, Apply) for name in names)
+
+
+# -- sets
+
+
+def _sets(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    if isinstance(a, Interval) and isinstance(b, Interval):
+        if (a.low_open, a.high_open) != (b.low_open, b.high_open):
+            return no("structural", "one interval has an endpoint that the other lacks")
+        return every((compare(a.low, b.low, policy), compare(a.high, b.high, policy)))
+    if isinstance(a, Named) and isinstance(b, Named):
+        return no("structural", "different sets")
+    try:
+        left, right = _spans_of(a), _spans_of(b)
+    except NotReal:
+        return _symbolic_sets(a, b, policy)
+    if left is None or right is None:
+        return no("structural", "a set against a single value")
+    if len(left) != len(right):
+        return no("structural", "sets with different numbers of pieces")
+    decisions: list[Decision] = []
+    for one, two in zip(left, right, strict=True):
+        if (one.low_open, one.high_open) != (two.low_open, two.high_open):
+            return no("structural", "one set has an endpoint that the other lacks")
+        decisions += [compare(one.low.node, two.low.node, policy), compare(one.high.node, two.high.node, policy)]
+    return every(decisions)
+
+
+def _spans_of(node: Node) -> Spans | None:
+    if (
+        isinstance(node, Seq)
+        and node.kind == "list"
+        and not all(isinstance(item, Interval | Seq | SetOp) for item in node.items)
+    ):
+        return (
+            None
+            if len(node.items) > 1 and any(isinstance(item, Rel) for item in node.items)
+            else to_spans(Seq(node.items, "set"))
+        )
+    if not isinstance(node, Interval | Seq | SetOp | Named | Logic | Rel | SetBuilder):
+        return None
+    return to_spans(node)
+
+
+def _symbolic_sets(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    """Sets whose endpoints are no constants: piece by piece."""
+    if isinstance(a, SetOp) and isinstance(b, SetOp) and a.op == b.op:
+        straight = every((compare(a.left, b.left, policy), compare(a.right, b.right, policy)))
+        if straight.equal or a.op == "difference":
+            return straight
+        return every((compare(a.left, b.right, policy), compare(a.right, b.left, policy)))
+    if isinstance(a, Interval) and isinstance(b, Seq) and b.kind == "tuple" and len(b.items) == 2:
+        if not (a.low_open and a.high_open):
+            return no("structural", "one interval has an endpoint that the other lacks")
+        return every((compare(a.low, b.items[0], policy), compare(a.high, b.items[1], policy)))
+    return no("structural", "different sets")
+
+
+# -- lists
+
+
+def _values(items: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node | None, ...]]:
+    """Items with ``name =`` dropped, and the names."""
+    values: list[Node] = []
+    names: list[Node | None] = []
+    for item in items:
+        value = statement_value(item)
+        values.append(item if value is None else value)
+        names.append(None if value is None else statement_name(item))
+    return tuple(values), tuple(names)
+
+
+def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
+    if max(len(a.items), len(b.items)) > MAX_ITEMS:
+        return no("structural", "lists too long to compare")
+    kinds = {a.kind, b.kind}
+    left, left_names = _values(a.items)
+    right, right_names = _values(b.items)
+    if "set" in kinds:
+        if kinds & _ORDERED:
+            return no("structural", "a set against an ordered list")
+        return _same_set(left, right, policy)
+    if len(left) != len(right):
+        return no("structural", "lists of different lengths")
+    if a.kind == b.kind == "list" and None not in left_names and None not in right_names:
+        return _named(
+            dict(zip(left_names, left, strict=True)), left, dict(zip(right_names, right, strict=True)), right, policy
+        )
+    named = any(len(set(names)) == len(names) > 1 and None not in names for names in (left_names, right_names))
+    if kinds & _ORDERED or policy.list_order == "keep" or named or _has_dots(left) or _has_dots(right):
+        return every(compare(one, two, policy) for one, two in zip(left, right, strict=True))
+    return _unordered(left, right, policy)
+
+
+def _has_dots(items: Sequence[Node]) -> bool:
+    from math_verifier.parse.ast import Const
+
+    return Const("dots") in items
+
+
+def _named(
+    a: dict[Node | None, Node],
+    left: Sequence[Node],
+    b: dict[Node | None, Node],
+    right: Sequence[Node],
+    policy: MathPolicy,
+) -> Decision:
+    """``x = 1, y = 2`` against ``y = 2, x = 1``; names that repeat make it a plain list of values."""
+    if len(a) == len(left) and len(b) == len(right) and len(a) > 1:
+        if set(a) != set(b):
+            return (
+                every(compare(one, two, policy) for one, two in zip(left, right, strict=True))
+                if not set(a) & set(b)
+                else no("structural", "different names")
+            )
+        return every(compare(value, b[name], policy) for name, value in a.items())
+    return _unordered(left, right, policy)
+
+
+def _unordered(left: Sequence[Node], right: Sequence[Node], policy: MathPolicy) -> Decision:
+    """A one-to-one match in any order."""
+    if len(left) != len(right):
+        return no("structural", "lists of different lengths")
+    rest = list(right)
+    stages: list[str] = []
+    doubt: Decision | None = None
+    for item in left:
+        for position, candidate in enumerate(rest):
+            decision = compare(item, candidate, policy)
+            if decision.equal:
+                stages.append(decision.stage)
+                del rest[position]
+                break
+            doubt = decision if decision.equal is None else doubt
+        else:
+            return doubt or no(costliest(stages), "an item has no counterpart")
+    return yes(costliest(stages))
+
+
+def _same_set(left: Sequence[Node], right: Sequence[Node], policy: MathPolicy) -> Decision:
+    """Every item of each in the other; repetition does not count."""
+    stages: list[str] = []
+    for items, others in ((left, right), (right, left)):
+        for item in items:
+            found = next((decision for decision in _matches(item, others, policy) if decision.equal), None)
+            if found is None:
+                return no(costliest(stages), "an item has no counterpart")
+            stages.append(found.stage)
+    return yes(costliest(stages))
+
+
+def _matches(item: Node, others: Sequence[Node], policy: MathPolicy) -> Iterator[Decision]:
+    return (compare(item, other, policy) for other in others)
+
+
+def _matrices(a: Matrix, b: Node, policy: MathPolicy) -> Decision:
+    if isinstance(b, Seq) and (len(a.rows) == 1 or len(a.rows[0]) == 1):
+        cells = [cell for row in a.rows for cell in row]
+        if b.kind == "set" or len(cells) != len(b.items):
+            return no("structural", "a vector against another list")
+        return every(compare(one, two, policy) for one, two in zip(cells, b.items, strict=True))
+    if isinstance(b, Interval) and len(a.rows) == 1 and len(a.rows[0]) == 2 and not (b.low_open or b.high_open):
+        return every((compare(a.rows[0][0], b.low, policy), compare(a.rows[0][1], b.high, policy)))
+    if not isinstance(b, Matrix):
+        if len(a.rows) == len(a.rows[0]) == 1:
+            return compare(a.rows[0][0], b, policy)
+        return no("structural", "a matrix against something else")
+    if len(a.rows) != len(b.rows) or len(a.rows[0]) != len(b.rows[0]):
+        return no("structural", "matrices of different shapes")
+    return every(
+        compare(one, two, policy)
+        for row, other in zip(a.rows, b.rows, strict=True)
+        for one, two in zip(row, other, strict=True)
+    )
+
+
+# -- numbers with something about them
+
+
+def _ratios(a: Ratio, b: Node, policy: MathPolicy) -> Decision:
+    if isinstance(b, Ratio):
+        if len(a.items) != len(b.items):
+            return no("structural", "ratios of different lengths")
+        decision = every(compare(one, two, policy) for one, two in zip(a.items, b.items, strict=True))
+        if decision.equal or not policy.ratio_scaling:
+            return decision
+        scaled = (
+            same_value(multiply(a.items[0], two), multiply(b.items[0], one), policy)
+            for one, two in zip(a.items[1:], b.items[1:], strict=True)
+        )
+        return every(scaled)
+    if len(a.items) == 2 and not isinstance(b, Seq):
+        return same_value(divide(*a.items), _bare(b, policy), policy)
+    return no("structural", "a ratio against something else")
+
+
+def _bases(a: BaseNum, b: Node, policy: MathPolicy) -> Decision:
+    if isinstance(b, BaseNum):
+        same = (a.digits.lstrip("0"), a.base) == (b.digits.lstrip("0"), b.base)
+        return yes("exact") if same else no("exact", "different digits or bases")
+    if policy.base_subscript == "optional" and isinstance(b, Num) and b.digits:
+        return yes("exact") if a.digits == b.digits else no("exact", "different digits")
+    return no("exact", "one side names no base")
+
+
+def _parts(node: Node) -> tuple[Node, str | None]:
+    """Value and unit."""
+    if isinstance(node, Quantity):
+        value, inner = _parts(node.value)
+        return value, node.unit if inner is None else inner
+    if isinstance(node, Fn) and node.name == "pct":
+        return node.args[0], "percent"
+    if isinstance(node, Fn) and node.name == "deg":
+        return node.args[0], "degree"
+    return node, None
+
+
+def _quantities(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    (left, unit_a), (right, unit_b) = _parts(a), _parts(b)
+    if isinstance(left, Rel | Seq) or isinstance(right, Rel | Seq | Matrix):
+        return compare(left, right, policy)
+    if "percent" in {unit_a, unit_b}:
+        return _percent(left, unit_a, right, unit_b, policy)
+    if policy.degrees == "angle" and "degree" in {unit_a, unit_b}:
+        from math_verifier.parse.ast import Const, integer
+
+        scale: Callable[[Node], Node] = lambda value: divide(multiply(value, Const("pi")), integer(180))  # noqa: E731
+        return same_value(
+            scale(left) if unit_a == "degree" else left, scale(right) if unit_b == "degree" else right, policy
+        )
+    if policy.units == "ignore":
+        return compare(left, right, policy)
+    if policy.units == "strict" and (unit_a is None) != (unit_b is None):
+        return no("structural", "one side has no unit")
+    if unit_a is not None and unit_b is not None:
+        one, two = _dimension(unit_a), _dimension(unit_b)
+        if one is not None and two is not None:
+            if one[0] != two[0]:
+                return no("structural", f"units {unit_a} and {unit_b}")
+            if one[1] != two[1]:
+                return same_value(multiply(left, Num(one[1])), multiply(right, Num(two[1])), policy)
+        elif policy.units == "strict" and unit_a.casefold().rstrip("s") != unit_b.casefold().rstrip("s"):
+            return no("structural", f"units {unit_a} and {unit_b}")
+    return compare(left, right, policy)
+
+
+def _percent(left: Node, unit_a: str | None, right: Node, unit_b: str | None, policy: MathPolicy) -> Decision:
+    if unit_a == unit_b:
+        return compare(left, right, policy)
+    if unit_a is not None and unit_b is not None:
+        return no("structural", "a percentage against a quantity")
+    share, other = (left, right) if unit_a == "percent" else (right, left)
+    decisions: list[Decision] = []
+    if policy.percent in {"either", "literal"}:
+        decisions.append(compare(share, other, policy))
+    if policy.percent in {"either", "fraction"}:
+        decisions.append(compare(divide(share, Num(Fraction(100))), other, policy))
+    return next((decision for decision in decisions if decision.equal), decisions[-1])
+
+
+def _dimension(unit: str) -> tuple[tuple[str, int], Fraction] | None:
+    """Dimension with its power, and the scale to its base; None for words that are no known unit."""
+    words = unit.replace("^", " ^").split()
+    power = 1
+    found: tuple[str, float] | None = None
+    for word in words:
+        bare = word.strip(".,()")
+        if bare.lower() in {"square", "sq"}:
+            power = 2
+        elif bare.lower() in {"cubic", "cu"}:
+            power = 3
+        elif bare.startswith("^") and bare[1:].isdigit():
+            power = int(bare[1:])
+        elif found is None:
+            found = unit_of(bare)
+            if found is None:
+                return None
+        elif bare in {"/", "per"}:
+            return None
+    if found is None or not 0 < power < 10:
+        return None
+    return (found[0], power), Fraction(str(found[1])) ** power
+
+
+def _bare(node: Node, policy: MathPolicy) -> Node:
+    """Value without its unit, where a unit stands against none."""
+    if isinstance(node, Quantity) and policy.units != "strict":
+        return _bare(node.value, policy)
+    return node
+
+
+def number_of(node: Node) -> Fraction | None:
+    """Exact value of a plain number."""
+    try:
+        return exact(node) if isinstance(node, Num | Mul) else None
+    except NotExact:
+        return None
+
+
+__all__ = ["compare", "is_name", "number_of", "unknown"]

@@ -1,0 +1,140 @@
+"""The last stage: SymPy. Runs only inside a killable worker, since nothing here is bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from math_verifier.compare.decision import Decision, no, unknown, yes
+from math_verifier.parse.ast import Add, Apply, BaseNum, Big, Const, Fn, Mul, Node, Num, Pow, Sym
+
+_FUNCTIONS: dict[str, Any] = {
+    "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
+    "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "arccot": sympy.acot, "arcsec": sympy.asec, "arccsc": sympy.acsc,
+    "sinh": sympy.sinh, "cosh": sympy.cosh, "tanh": sympy.tanh, "coth": sympy.coth, "sech": sympy.sech, "csch": sympy.csch,
+    "arcsinh": sympy.asinh, "arccosh": sympy.acosh, "arctanh": sympy.atanh, "ln": sympy.log, "exp": sympy.exp, "abs": sympy.Abs,
+    "floor": sympy.floor, "ceil": sympy.ceiling, "factorial": sympy.factorial, "factorial2": sympy.factorial2,
+    "binom": sympy.binomial, "perm": sympy.ff, "gcd": sympy.gcd, "lcm": sympy.lcm, "max": sympy.Max, "min": sympy.Min,
+    "mod": sympy.Mod, "re": sympy.re, "im": sympy.im, "conj": sympy.conjugate, "arg": sympy.arg, "sgn": sympy.sign,
+    "root": sympy.real_root,
+}  # fmt: skip
+_CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "inf": sympy.oo}
+
+
+class NotSymbolic(Exception):
+    """SymPy has no counterpart."""
+
+
+def to_sympy(node: Node) -> Any:
+    """SymPy expression of ``node``.
+
+    Raises:
+        NotSymbolic: no counterpart.
+    """
+    match node:
+        case Num():
+            return sympy.Rational(node.value.numerator, node.value.denominator)
+        case Sym():
+            return sympy.Symbol(node.name, real=True)
+        case Const() if node.name in _CONSTANTS:
+            return _CONSTANTS[node.name]
+        case BaseNum():
+            return sympy.Integer(int(node.digits, node.base))
+        case Add():
+            return sympy.Add(*map(to_sympy, node.terms))
+        case Mul():
+            return sympy.Mul(*map(to_sympy, node.factors))
+        case Pow():
+            return sympy.Pow(to_sympy(node.base), to_sympy(node.exp))
+        case Apply():
+            return sympy.Function(node.name)(*map(to_sympy, node.args))
+        case Big():
+            return _big(node)
+        case Fn():
+            return _function(node)
+    raise NotSymbolic(type(node).__name__)
+
+
+def _function(node: Fn) -> Any:
+    args = [to_sympy(arg) for arg in node.args]
+    match node.name:
+        case "log":
+            return sympy.log(*args)
+        case "lg":
+            return sympy.log(args[0], 10)
+        case "deg":
+            return args[0]
+        case "pct":
+            return args[0] / 100
+    if node.name not in _FUNCTIONS:
+        raise NotSymbolic(node.name)
+    return _FUNCTIONS[node.name](*args)
+
+
+def _big(node: Big) -> Any:
+    var = sympy.Symbol(node.var, real=True)
+    body = to_sympy(node.body)
+    match node.kind:
+        case "sum" | "prod" if node.low is not None and node.high is not None:
+            index = sympy.Symbol(node.var, integer=True)
+            make = sympy.Sum if node.kind == "sum" else sympy.Product
+            return make(body.subs(var, index), (index, to_sympy(node.low), to_sympy(node.high))).doit()
+        case "int":
+            bounds = (var,) if node.low is None or node.high is None else (var, to_sympy(node.low), to_sympy(node.high))
+            return sympy.integrate(body, bounds if len(bounds) == 3 else var)
+        case "lim" if node.low is not None:
+            return sympy.limit(body, var, to_sympy(node.low))
+    raise NotSymbolic(node.kind)
+
+
+def symbolic(a: Node, b: Node) -> Decision:
+    """Compare two expressions with SymPy."""
+    try:
+        left, right = to_sympy(a), to_sympy(b)
+        if left == right:
+            return yes("symbolic")
+        if not (left.is_finite is not False and right.is_finite is not False):
+            return no("symbolic", "an infinite value")
+        difference = sympy.simplify(left - right)
+        if difference == 0:
+            return yes("symbolic")
+        found = difference.equals(0)
+    except NotSymbolic as error:
+        return unknown("symbolic", f"not comparable: {error}")
+    except (
+        ArithmeticError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ) as error:
+        # SymPy raises any of these for input it does not handle; none of them says anything about equality.
+        return unknown("symbolic", f"SymPy cannot tell: {type(error).__name__}")
+    if found is None:
+        return unknown("symbolic", "SymPy cannot tell")
+    return yes("symbolic") if found else no("symbolic", "the difference is not zero")
+
+
+def same_solutions(a: Node, b: Node) -> bool | None:
+    """Whether ``a = 0`` and ``b = 0`` say the same after clearing denominators; None when SymPy cannot tell."""
+    try:
+        top_a = sympy.fraction(sympy.together(to_sympy(a)))[0]
+        top_b = sympy.fraction(sympy.together(to_sympy(b)))[0]
+        ratio = sympy.simplify(top_a / top_b)
+    except (
+        NotSymbolic,
+        ArithmeticError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        NotImplementedError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):
+        return None
+    return bool(ratio.is_number and ratio.is_finite and ratio != 0)

@@ -1,0 +1,62 @@
+"""Settings of the math verifier: what counts as equal (:class:`MathPolicy`) and what a check may cost."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from pydantic import Field
+
+from gristmill.config import Section
+
+
+class MathPolicy(Section):
+    """What counts as the same answer where users differ. ``docs/math-verification.md`` explains each choice."""
+
+    extraction: Literal["lenient", "marked", "boxed"] = "lenient"
+    """``boxed``: only ``\\boxed`` and its kin; ``marked``: also ``####``, answer tags, "the answer is" and bold; ``lenient``: at last the final formula or number of the text."""
+    unfinished_think: bool = False
+    """Whether an answer inside a ``<think>`` block that never ends counts."""
+    percent: Literal["either", "literal", "fraction"] = "either"
+    """``25%`` equals ``25`` and ``0.25`` (``either``), only ``25`` (``literal``) or only ``0.25`` (``fraction``)."""
+    units: Literal["known", "ignore", "strict"] = "known"
+    """``known``: two known units must agree after conversion, other units are dropped; ``ignore``: all are dropped; ``strict``: both sides must have the same unit or none."""
+    degrees: Literal["unit", "angle"] = "unit"
+    """``unit``: 45 degrees equals 45; ``angle``: 45 degrees equals pi/4 and not 45."""
+    list_order: Literal["ignore", "keep"] = "ignore"
+    """Whether the order of a list without brackets counts. Tuples and vectors are always ordered, sets never."""
+    ratio_scaling: bool = True
+    """Whether ``6:4`` equals ``3:2``."""
+    base_subscript: Literal["required", "optional"] = "required"
+    """Whether ``4210`` may stand for ``4210_7``."""
+    decimal_digits: int = Field(default=6, ge=0)
+    """A decimal that rounds (or cuts) a value with no finite decimal correctly equals it from this many significant digits on; 0 turns that off."""
+    decimal_comma: bool = True
+    """Whether ``3,14`` may be read as a decimal where it is no thousands group."""
+
+
+class MathConfig(Section):
+    """The ``math`` section."""
+
+    policy: MathPolicy = MathPolicy()
+    """What counts as the same answer."""
+    pool: Literal["processes"] = "processes"
+    """Where checks run: worker processes of this service."""
+    workers: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1, le=512)
+    """Worker processes; one check at a time each. As many as CPUs unless set."""
+    time_limit_s: float = Field(default=2.0, gt=0)
+    """Wall-clock seconds of one check; then its worker is killed and the status is ``timeout``."""
+    memory_limit_mb: int = Field(default=512, ge=192)
+    """Address space of a worker in MiB; a check that wants more has status ``timeout``."""
+    queue_size: int = Field(default=256, ge=1)
+    """Checks that may wait for a worker before the caller is held back."""
+    tasks_per_worker: int = Field(default=20_000, ge=1)
+    """Checks after which a worker is replaced, so that caches never grow for ever."""
+    concurrency: int = Field(default=16, ge=1)
+    """Completions in work per partition."""
+    reward_correct: float = 1.0
+    """Reward of status ``correct``."""
+    reward_wrong: float = 0.0
+    """Reward of status ``wrong``."""
+    unparsable_reward: float | None = 0.0
+    """Reward of status ``unparsable``: no answer, or one that is no mathematics; null leaves such samples out of training."""

@@ -1,0 +1,218 @@
+r"""Finding the final answer in model text.
+
+In order: the last complete ``\boxed`` (or ``\fbox``), answer tags, ``####``, "the answer is", the last bold text, and
+where the policy is lenient the last formula or number. Work is linear: phrases are looked for only in the tail.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from math_verifier.config import MathPolicy
+
+TAIL: Final = 8000
+"""Characters at the end of the text in which unmarked answers are looked for."""
+LONGEST: Final = 4000
+"""Longest answer, in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """``text`` is the answer as written, ``how`` the rule that found it."""
+
+    text: str
+    how: str
+
+
+_CONTROL: Final = re.compile(
+    r"<\|(?:im_start|im_end|endoftext|eot_id|end_of_text|start_header_id|assistant|user)\|?>|</s>|<eos>|<end_of_turn>"
+)
+_BOX: Final = re.compile(r"\\(?:boxed|fbox|framebox|boxedanswer)(?![A-Za-z])\s*")
+_TAG: Final = re.compile(r"<(answer|final_answer|solution)>(.*?)(?:</\1>|$)", re.S | re.I)
+_HASHES: Final = re.compile(r"^[ \t]*####[ \t]*(?!#)(\S[^\n]{0,400})$", re.M)
+_HEADING: Final = re.compile(r"[A-Za-z]{3,}.*(?::|\*\*)?\s*$")
+_PHRASE: Final = re.compile(
+    r"(?:final\s+answer|answer|result|solution)\s*(?:\**\s*(?:is|are|was|equals|would\s+be|:|=|\uff1a)+\s*\**:?|\**\s*(?=\$|\\\(|\\\[|\n\s*(?:\$|\\\[|\\\()))\s*",
+    re.I,
+)
+_IS: Final = re.compile(r"\b(?:is|are|equals|be|becomes|gives|=)\s*:?\s+(?=\S)", re.I)
+_FORMULA: Final = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$(?!\s*\d[\d,.]*\s(?![^$]*[\\^_=+]))([^$]{1,2000}?)(?<!\\)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)",
+    re.S,
+)
+_BOLD: Final = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+_MONEY: Final = r"(?:\\?[$€£¥]\s?)?"
+_NUMBER: Final = re.compile(
+    rf"(?<![\w.^])-?{_MONEY}-?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?(?:\s?/\s?\d+(?![\d/]))?(?:\s?(?:\\?%|°))?|(?<![\w.])-?\.\d+"
+)
+_SENTENCE: Final = re.compile(r"(?<!\.)[.!?](?=\s+[A-Z\"*(<\\]|\s*$|\s*\n)|\n\s*\n|\n(?=[A-Z])")
+_RETRACTION: Final = re.compile(r"wait|actually|but|hmm|no,|instead|correct|mistake|sorry|should|not|then|so ", re.I)
+_CONNECTOR: Final = re.compile(r"(?:,|;|\band\b|\bor\b|&)", re.I)
+_ALLOWED_BETWEEN: Final = re.compile(
+    r"^(?:\s|\$|,|;|&|\\quad|\\qquad|\\[,;()\[\]]|\\text\s*\{|\}|\band\b|\bor\b|\bfor\b|\bpart\b|\([a-z]\)|[A-Za-z](?:_\{?\w{1,3}\}?)?\s*=)*$",
+    re.I,
+)
+
+
+def extract(text: str, policy: MathPolicy) -> Extraction | None:
+    """The final answer of a completion, or None."""
+    cut = _CONTROL.search(text)
+    if cut:
+        text = text[: cut.start()] if text[: cut.start()].strip() else text[cut.end() :]
+    head, closed, tail = text.rpartition("</think>")
+    if closed:
+        return _search(tail, policy) or _search(head.replace("<think>", " "), policy)
+    if "<think>" in text:
+        before, _, inside = text.partition("<think>")
+        return _search(inside if policy.unfinished_think else before, policy)
+    return _search(text, policy)
+
+
+def _search(text: str, policy: MathPolicy) -> Extraction | None:
+    found = last_box(text)
+    if found is not None:
+        return Extraction(found, "boxed")
+    if policy.extraction == "boxed":
+        return None
+    tail = text[-TAIL:]
+    for rule, how in ((_tagged, "tag"), (_hashes, "hashes"), (_phrase, "phrase"), (_bold, "bold")):
+        found = rule(tail)
+        if found:
+            return Extraction(found[:LONGEST], how)
+    if policy.extraction == "lenient":
+        found = _last(tail)
+        if found:
+            return Extraction(found[:LONGEST], "last")
+    return None
+
+
+def last_box(text: str) -> str | None:
+    r"""Content of the last complete box; boxes joined only by "and", "or" or commas make one list."""
+    if "\\" not in text or "box" not in text:
+        return None
+    boxes: list[tuple[int, int, str]] = []
+    for found in list(_BOX.finditer(text))[-12:]:
+        content = _content(text, found.end())
+        if content is not None:
+            boxes.append((found.start(), content[0], content[1]))
+    outer: list[tuple[int, int, str]] = []
+    for box in boxes:
+        if not outer or box[0] >= outer[-1][1]:
+            outer.append(box)
+    boxes = outer
+    if not boxes:
+        return None
+    parts = [boxes[-1][2]]
+    for (_, end, content), (start, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
+        between = text[end:start]
+        if len(between) > 60 or not _CONNECTOR.search(between) or not _ALLOWED_BETWEEN.match(between):
+            break
+        parts.insert(0, content)
+    inner = " , ".join(parts) if len(parts) > 1 else parts[0]
+    nested = last_box(inner) if "box" in inner else None
+    return nested if nested is not None else inner
+
+
+def _content(text: str, start: int) -> tuple[int, str] | None:
+    """End and content of the group at ``start``, or of the one token there."""
+    if start >= len(text):
+        return None
+    if text[start] != "{":
+        word = re.compile(r"\S+?(?=[\s$.,;]|$)").match(text, start)
+        return (word.end(), word[0]) if word else None
+    depth = 0
+    position = start
+    while position < len(text):
+        char = text[position]
+        if char == "\\":
+            position += 2
+            continue
+        if char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+            if depth == 0:
+                return position + 1, text[start + 1 : position].strip()
+        position += 1
+        if position - start > 4 * LONGEST:
+            return position, text[start + 1 : position]
+    return None
+
+
+def _tagged(text: str) -> str | None:
+    found = None
+    for found in _TAG.finditer(text):
+        pass
+    return found[2].strip() if found and found[2].strip() else None
+
+
+def _hashes(text: str) -> str | None:
+    for found in reversed(_HASHES.findall(text)):
+        if not _HEADING.match(found) or len(found.split()) == 1:
+            return str(found).strip()
+    return None
+
+
+def _phrase(text: str) -> str | None:
+    for found in reversed(list(_PHRASE.finditer(text))):
+        rest = text[found.end() : found.end() + 1000]
+        answer = _clause(rest)
+        if answer:
+            return answer
+    return None
+
+
+def _clause(rest: str) -> str | None:
+    """The answer at the start of ``rest``: a formula, bold text, or the clause up to the end of the sentence."""
+    stripped = rest.lstrip(" *:\n")
+    formula = _FORMULA.match(stripped)
+    if formula:
+        follow = stripped[formula.end() :]
+        joined = re.match(r"\s*(?:,|and|or|,\s*and)\s*", follow)
+        second = _FORMULA.match(follow, joined.end()) if joined and joined.end() else None
+        first = next(group for group in formula.groups() if group)
+        if second:
+            return f"{first} , {next(group for group in second.groups() if group)}"
+        unit = re.match(r"\s*(%|\\%|percent)", follow)
+        return first + (unit[1] if unit else "")
+    ending = _SENTENCE.search(stripped)
+    clause = (stripped[: ending.start()] if ending else stripped.split("\n")[0]).strip().strip("*").strip()
+    if not clause:
+        return None
+    if len(clause.split()) > 4 or re.search(r"\bis\b", clause):
+        after = None
+        for after in _IS.finditer(clause):
+            pass
+        if after:
+            clause = clause[after.end() :].strip()
+        if len(clause.split()) > 4:
+            return _last(clause) if re.search(r"\d|\$|\\", clause) else clause
+    return clause
+
+
+def _bold(text: str) -> str | None:
+    for found in reversed(_BOLD.findall(text)):
+        bare = found.strip().rstrip(".:")
+        if re.search(r"answer|step|note|solution|case|part\b", bare, re.I) and "=" not in bare:
+            continue
+        if re.search(r"\d", bare) and len(bare.split()) <= 6:
+            return str(bare)
+    return None
+
+
+def _last(text: str) -> str | None:
+    """The last formula or number, whichever is later."""
+    formula = None
+    for formula in _FORMULA.finditer(text):
+        pass
+    number = None
+    for number in _NUMBER.finditer(text, formula.end() if formula else 0):
+        pass
+    if number:
+        unit = re.compile(r"\s*(?:%|\\%|percent\b|pct\b)").match(text, number.end())
+        return number[0] + (unit[0] if unit else "")
+    if formula:
+        return next(group for group in formula.groups() if group).strip()
+    return None

@@ -1,0 +1,183 @@
+r"""Text to one spelling: unicode, LaTeX spacing and styling, thousands marks, wrappers.
+
+:func:`normalize` is what the parser reads; :func:`squash` is what the string stage compares. Both are linear in the
+length of the text. Nothing here changes a value: whitespace between digits is kept, since ``1 1/2`` is not ``11/2``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final
+
+SUPERSCRIPTS: Final = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni", strict=True))
+SUBSCRIPTS: Final = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ", "0123456789+-nx", strict=True))
+
+_GREEK_NAMES: Final = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
+    "psi omega"
+).split()
+_GREEK: Final = dict(zip("αβγδεζηθικλμνξοπρστυφχψω", _GREEK_NAMES, strict=True))
+
+_REPLACE: Final = {
+    **{letter: f"\\{name} " for letter, name in _GREEK.items()},
+    **{letter: f"\\{name} " for letter, name in zip("ΓΔΘΛΞΠΣΦΨΩ", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split(), strict=True)},
+    "ϕ": "\\phi ", "ϵ": "\\epsilon ", "ϑ": "\\theta ", "𝜋": "\\pi ",
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
+    "×": "\\times ", "✕": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "•": "\\cdot ", "∗": "*", "÷": "\\div ",
+    "±": "\\pm ", "∓": "\\mp ",
+    "≤": "\\le ", "⩽": "\\le ", "≦": "\\le ", "≥": "\\ge ", "⩾": "\\ge ", "≧": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "≃": "\\approx ",
+    "≡": "\\equiv ", "∞": "\\infty ", "√": "\\sqrt ", "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ",
+    "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∉": "\\notin ", "∖": "\\setminus ", "∅": "\\emptyset ", "⌀": "\\emptyset ",
+    "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
+    "°": "^\\circ ", "º": "^\\circ ", "˚": "^\\circ ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "″": '"',
+    "…": "\\ldots ", "⋯": "\\ldots ", "⟨": "\\langle ", "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ",
+    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∣": "|", "｜": "|", "∑": "\\sum ", "∏": "\\prod ", "∫": "\\int ",
+    "→": "\\to ", "⇒": "\\Rightarrow ", "∧": " and ", "∨": " or ", "，": ", ", "、": ", ", "；": "; ", "：": ":", "。": ".",
+    "％": "\\%", "﹪": "\\%", "∠": "\\angle ", "△": "\\triangle ", "⊆": "\\subseteq ", "⊂": "\\subset ", "⁄": "/", "∕": "/",
+    "￡": "£", "￥": "¥", "＄": "\\$",
+    "\u200b": "", "\u200c": "", "\u200d": "", "\u2060": "", "\ufeff": "", "\u00ad": "",
+}  # fmt: skip
+_TABLE: Final = str.maketrans(_REPLACE)
+
+_VULGAR: Final = re.compile("[¼½¾⅐-⅞↉]")
+_SUPER_RUN: Final = re.compile("[" + "".join(SUPERSCRIPTS) + "]+")
+_SUB_RUN: Final = re.compile("[" + "".join(SUBSCRIPTS) + "]+")
+_THIN: Final = "\u2009\u202f\u00a0\u2007\u2008\u200a\u2006"
+_THIN_GROUPS: Final = re.compile(rf"(?<=\d)[{_THIN}](?=\d{{3}}(?!\d))")
+_TEX_GROUPS: Final = re.compile(r"(?<=\d)(?:\\,|\\ |\\;|\\:|~|\{\\,\}|\\thinspace ?)(?=\d{3}(?!\d))")
+_BRACED_COMMA: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\{,\\!\}|\\!,)\s*(?=\d{3}(?!\d))")
+_BRACED_DECIMAL: Final = re.compile(r"(?<=\d)\{,\}(?=\d)")
+_APOSTROPHES: Final = re.compile(r"(?<=\d)'(?=\d{3}(?!\d))")
+_SIZES: Final = re.compile(
+    r"\\(?:left|right|middle|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|"
+    r"mathstrut|strut|allowbreak|nobreak|hfill|hfil|centering|large|Large|huge|normalsize|noindent|rm|bf|it)(?![A-Za-z])\s?"
+)
+_PHANTOM: Final = re.compile(r"\\(?:[hv]?phantom|hspace|vspace|label|tag|color|textcolor)\*?\{[^{}]{0,40}\}")
+_SPACES: Final = re.compile(
+    r"\\(?:quad|qquad|thinspace|enspace|medspace|thickspace|space)(?![A-Za-z])|(?<!\\)\\[,;:> ]|~"
+)
+_NEGATIVE_SPACE: Final = re.compile(r"(?<!\\)\\!|\\negthinspace(?![A-Za-z])")
+_FRACTIONS: Final = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_DELIMITERS: Final = re.compile(r"(?<!\\)\\[()\[\]](?!\d*(?:pt|em|ex|mm)\])")
+_HTML: Final = re.compile(r"<(su[pb])>([^<>]{1,40})</\1>")
+_STYLE: Final = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|mathnormal|vec|overrightarrow|underline|mathopen|mathclose|mathord|"
+    r"mathbin|mathrel|ensuremath|text|textbf|textit|textrm|mathrm|mbox|textnormal|emph|hbox)"
+    r"\s*\{([^{}\\A-Za-z]{0,80}(?:[A-Za-z][^{}\\A-Za-z]{0,20})?)\}"
+)
+_TEXT_LEAD: Final = re.compile(
+    r"^\s*\\(?:text|mbox|textbf|textrm|mathrm)\s*\{[^{}]{0,120}?(?:\bis|\bare|\bequals?|\banswer|:|=)\s*:?\s*\}\s*(?=\S)",
+    re.I,
+)
+_PLAIN_LEAD: Final = re.compile(
+    r"^\s*(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:(?:final|correct|right)\s+)?answer\s*(?:is|:|=)\s*:?\s*(?=\S)",
+    re.I,
+)
+_BOLD: Final = re.compile(r"^\s*(\*\*|__|`+)(.+)\1\s*$", re.S)
+_WS: Final = re.compile(r"\s+")
+_EUROPEAN: Final = re.compile(r"^([^\d]{0,4})(\d{1,3}(?:\.\d{3})+),(\d+)(?!\d)")
+_DOT_THOUSANDS: Final = re.compile(r"^([^\d.]{0,4})(\d{1,3}(?:\.\d{3}){2,})(?![\d.])")
+_TRAILING: Final = re.compile(r"(?:\s|\\\\|\\(?=$|\s)|[;,:!?](?=$|\s))+$")
+
+
+def unicode_to_tex(text: str) -> str:
+    """Unicode mathematics to LaTeX and ASCII."""
+    if text.isascii():
+        return text
+    text = _THIN_GROUPS.sub("", text)
+    text = _VULGAR.sub(_vulgar, text)
+    text = _SUPER_RUN.sub(lambda run: "^{" + "".join(SUPERSCRIPTS[c] for c in run[0]) + "}", text)
+    text = _SUB_RUN.sub(lambda run: "_{" + "".join(SUBSCRIPTS[c] for c in run[0]) + "}", text)
+    return unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
+
+
+def _vulgar(found: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", found[0]).partition("⁄")
+    return f"\\frac{{{top}}}{{{bottom}}}" if bottom else top
+
+
+def normalize(text: str) -> str:
+    """One spelling of an answer, for the parser."""
+    text = unicode_to_tex(text.strip())
+    bold = _BOLD.match(text)
+    if bold:
+        text = bold[2]
+    text = _HTML.sub(lambda m: ("^" if m[1] == "sup" else "_") + "{" + m[2] + "}", text)
+    text = _BRACED_COMMA.sub("", text)
+    text = _BRACED_DECIMAL.sub(".", text)
+    text = _TEX_GROUPS.sub("", text)
+    text = _APOSTROPHES.sub("", text)
+    text = text.replace("\\left.", "").replace("\\right.", "")
+    text = _SIZES.sub("", text)
+    if "\\" in text:
+        text = _PHANTOM.sub("", text)
+        text = _NEGATIVE_SPACE.sub("", text)
+        text = text.replace("\\\\[", "\\\\ [")
+        text = _DELIMITERS.sub(" ", text)
+        text = _FRACTIONS.sub(r"\\frac", text)
+        text = _TEXT_LEAD.sub("", text)
+        for _ in range(3):
+            text, count = _STYLE.subn(r"{\1}", text)
+            if not count:
+                break
+        text = _SPACES.sub(" ", text)
+    text = _PLAIN_LEAD.sub("", text)
+    text = _dollars(text)
+    text = _EUROPEAN.sub(lambda m: m[1] + m[2].replace(".", "") + "." + m[3], text)
+    text = _DOT_THOUSANDS.sub(lambda m: m[1] + m[2].replace(".", ""), text)
+    text = _TRAILING.sub("", _WS.sub(" ", text)).strip()
+    text = _full_stop(text)
+    return _unwrap(text)
+
+
+def _dollars(text: str) -> str:
+    """``$`` as a delimiter goes, ``$5`` alone and ``\\$`` stay as the currency ``\\$``."""
+    if "$" not in text:
+        return text
+    bare = text.replace("\\$", "")
+    single = bare.count("$") == 1 and re.search(r"(?<!\\)\$\s*[\d.]", text)
+    text = text.replace("\\$", "\x01")
+    text = text.replace("$", "\x01" if single else " ")
+    return text.replace("\x01", "\\$")
+
+
+def _full_stop(text: str) -> str:
+    """Drop a full stop that ends the sentence, not the dots of an ellipsis."""
+    if text.endswith(".") and not text.endswith(".."):
+        return text[:-1].rstrip()
+    return text
+
+
+def _unwrap(text: str) -> str:
+    """Drop braces around the whole text."""
+    while text.startswith("{") and text.endswith("}") and _matching(text) == len(text) - 1:
+        text = text[1:-1].strip()
+        if not text:
+            break
+    return text
+
+
+def _matching(text: str) -> int:
+    depth = 0
+    skip = False
+    for position, char in enumerate(text):
+        if skip:
+            skip = False
+        elif char == "\\":
+            skip = True
+        elif char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+            if depth == 0:
+                return position
+    return -1
+
+
+_GAP: Final = re.compile(r" (?![\dA-Za-z])|(?<![\dA-Za-z,]) ")
+
+
+def squash(text: str) -> str:
+    """A normalised text without the spaces that mean nothing; for comparing strings."""
+    return _GAP.sub("", text)

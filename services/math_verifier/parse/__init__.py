@@ -1,0 +1,1 @@
+"""Reading answers: LaTeX and plain text to an own syntax tree."""
