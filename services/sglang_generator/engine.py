@@ -174,9 +174,8 @@ class Engine:
                 self._set_state("down")
                 if self._probes in (0, 5) or self._probes % 60 == 0:
                     self._log.warning("engine_not_admitted", kind=error.kind, error=str(error), tries=self._probes + 1)
-                await asyncio.sleep(
-                    random.uniform(0.5, 1.0) * min(_PROBE_MAX_S, _PROBE_MIN_S * 2.0 ** min(self._probes, 20))
-                )
+                pause = min(_PROBE_MAX_S, _PROBE_MIN_S * 2.0 ** min(self._probes, 20))
+                await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
                 self._probes += 1
                 continue
             self._probes = 0
@@ -254,14 +253,13 @@ class Engine:
             if self.trouble is not None:
                 return
             self._loaded.clear()
-        await self._put(policy, trusted=True)
+        await self._put(policy, trusted=self._listed)
         if self.trouble is None:
             self._set_state("serving")
 
     async def _put(self, policy: Policy, *, trusted: bool) -> None:
         started = time.monotonic()
-        trusted = (trusted and self._listed) or policy.name in self._placed
-        await self._delivery.put(self.client, policy, self._pinned, trusted)
+        await self._delivery.put(self.client, policy, self._pinned, trusted or policy.name in self._placed)
         if self.trouble is not None:
             return
         self._loaded[policy.version] = policy
@@ -306,12 +304,10 @@ class Engine:
         self._heard_at = time.monotonic()
 
     def _check_identity(self, info: ModelInfo) -> None:
+        found = (info.weight_version, info.model_path)
         if not self._met:
-            self._pinned, self._model_path = info.weight_version, info.model_path
-        elif not self._delivery.exclusive and (info.weight_version, info.model_path) != (
-            self._pinned,
-            self._model_path,
-        ):
+            self._pinned, self._model_path = found
+        elif not self._delivery.exclusive and found != (self._pinned, self._model_path):
             raise EngineError(
                 "mismatch",
                 f"{self.url} serves {info.model_path} (weight_version {info.weight_version!r}) now, and served "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -117,7 +118,7 @@ class Fleet:
         while True:
             policy = self.current
             if policy is not None:
-                engine = self._least_loaded(lambda each, wanted=policy: each.open_for(wanted))
+                engine = self._least_loaded(partial(_is_open, policy))
                 if engine is not None:
                     break
             await self._turn.wait()
@@ -209,3 +210,7 @@ class Fleet:
     def _wake_engines(self) -> None:
         for engine in self.engines:
             engine.wake()
+
+
+def _is_open(policy: Policy, engine: Engine) -> bool:
+    return engine.open_for(policy)

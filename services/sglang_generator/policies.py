@@ -45,7 +45,8 @@ class PolicyFollower:
         self._on_trouble = on_trouble
         self._book = PolicyBook(ctx.common.run_id, ctx.config.delivery)
         self._news = asyncio.Event()
-        self._caught_up = asyncio.Event()
+        self.caught_up = asyncio.Event()
+        """Set when the end of the topic was reached for the first time."""
         self._announced_at: dict[int, float] = {}
 
     async def run(self) -> None:
@@ -55,8 +56,8 @@ class PolicyFollower:
             ConfigError: the trainer publishes a kind of weights that this generator is not set up for.
         """
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read(), name="read policies")
-            tasks.create_task(self._verify(), name="verify policies")
+            tasks.create_task(self.read(), name="read policies")
+            tasks.create_task(self.verify(), name="verify policies")
 
     def delivered(self, version: int) -> None:
         """A version is current: observe how long it took."""
@@ -86,8 +87,8 @@ class PolicyFollower:
                 newest=self._book.newest.version if self._book.newest else None,
             )
 
-    async def _read(self) -> None:
-        """On one thread of its own: the reader blocks, and must not be closed while it is polled."""
+    async def read(self) -> None:
+        """Read records until cancelled, on a thread: the reader blocks, and must not be closed while polled."""
         loop = asyncio.get_running_loop()
         tries = 0
         with ThreadPoolExecutor(1, thread_name_prefix="policies") as thread:
@@ -108,7 +109,7 @@ class PolicyFollower:
                                     "policy_ignored", why="undecodable", offset=record.offset, error=str(record.error)
                                 )
                         if reader.at_end:
-                            self._caught_up.set()
+                            self.caught_up.set()
                 except InfrastructureError as error:
                     delay = random.uniform(0.5, 1.0) * min(_RETRY_MAX_S, 0.5 * 2.0 ** min(tries, 10))
                     tries += 1
@@ -118,8 +119,9 @@ class PolicyFollower:
                     if reader is not None:
                         thread.submit(reader.close)
 
-    async def _verify(self) -> None:
-        await self._caught_up.wait()
+    async def verify(self) -> None:
+        """Verify the newest version whenever there is one, once :attr:`caught_up` is set."""
+        await self.caught_up.wait()
         verified = -1
         tries = 0
         while True:

@@ -16,7 +16,8 @@ from sglang_generator.config import StaticPolicy
 from sglang_generator.wire import Expected
 
 Outcome: TypeAlias = Literal["version", "credit", "repeated", "other_run", "backwards", "conflict", "misnamed"]
-"""``version``: a newer version; ``credit``: more credit for the newest; ``repeated``: nothing new; the rest is ignored."""
+"""``version``: a newer version; ``credit``: more credit for the newest; ``repeated``: nothing new. The rest is ignored,
+and someone should know."""
 
 
 @dataclass(frozen=True, slots=True)

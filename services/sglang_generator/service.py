@@ -39,9 +39,9 @@ class Generator:
         self.fleet = Fleet(config, self._run_id, self._instruments, ctx.log, self._on_current, self._show_readiness)
         self.prompts = Prompts()
         self._sampler = GroupSampler(self.fleet, config, self._instruments)
-        self._follower: PolicyFollower | None = None
+        self.follower: PolicyFollower | None = None
         if config.admission == "credit" or config.follow_policies:
-            self._follower = PolicyFollower(
+            self.follower = PolicyFollower(
                 ctx, self._instruments, self.admission, self.fleet.set_target, self._on_policy_trouble
             )
         self._policy_trouble: str | None = None
@@ -63,11 +63,11 @@ class Generator:
         Raises:
             ConfigError: the trainer's policies do not fit this generator, or engines refuse everything.
         """
-        if self._follower is None:
+        if self.follower is None:
             self.fleet.set_target(static_policy(self._ctx.config.static_policy, self._run_id))
         background = [asyncio.create_task(self.fleet.run(), name="fleet")]
-        if self._follower is not None:
-            background.append(asyncio.create_task(self._follower.run(), name="policies"))
+        if self.follower is not None:
+            background.append(asyncio.create_task(self.follower.run(), name="policies"))
         worker = asyncio.create_task(self.worker.run(), name="worker")
         readiness = asyncio.create_task(self._watch_readiness(), name="readiness")
         try:
@@ -124,15 +124,11 @@ class Generator:
         except DecodeError:
             problem = None
         key = record.key_text or ""
-        self._instruments.samples.labels("invalid").inc(problem.group_size if problem and problem.group_size > 0 else 1)
-        if (
-            problem is not None
-            and problem.group_id == key
-            and 1 <= problem.group_size <= self._ctx.config.max_group_size
-        ):
-            return [
-                Outgoing(verdicts, failed_sample(problem, index, str(error))) for index in range(problem.group_size)
-            ]
+        if problem is not None and problem.group_id == key:
+            size = problem.group_size
+            if 1 <= size <= self._ctx.config.max_group_size:
+                self._instruments.samples.labels("invalid").inc(size)
+                return [Outgoing(verdicts, failed_sample(problem, index, str(error))) for index in range(size)]
         if not key.startswith(f"{self._run_id}:"):
             return []
         try:
@@ -164,8 +160,8 @@ class Generator:
     def _on_current(self, policy: Policy) -> None:
         self.admission.delivered(policy.version)
         self._instruments.admit_until.set(self.admission.admit_until)
-        if self._follower is not None:
-            self._follower.delivered(policy.version)
+        if self.follower is not None:
+            self.follower.delivered(policy.version)
 
     def _on_policy_trouble(self, trouble: str | None) -> None:
         self._policy_trouble = trouble

@@ -32,7 +32,7 @@ class MetaInfo(msgspec.Struct):
     completion_tokens: int
     cached_tokens: int = 0
     weight_version: str | None = None
-    lora_path: str | None | msgspec.UnsetType = msgspec.UNSET
+    lora_path: str | msgspec.UnsetType | None = msgspec.UNSET
     """Adapter that served the request. SGLang does not tell; the embedded engine does, null for the bare model."""
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
 
@@ -128,13 +128,12 @@ def check(reply: GenerateReply, *, rid: str, prompt_tokens: int, max_new_tokens:
         raise EngineError("mismatch", f"weight_version {meta.weight_version!r}, asked for {expected.weight_version!r}")
     if meta.lora_path is not msgspec.UNSET and meta.lora_path != expected.adapter:
         raise EngineError("mismatch", f"adapter {meta.lora_path!r}, asked for {expected.adapter!r}")
-    count = len(reply.output_ids)
+    count, scored = len(reply.output_ids), len(meta.output_token_logprobs)
     if not 0 < count <= max_new_tokens:
         raise EngineError("invalid", f"{count} tokens for a request of 1 to {max_new_tokens}")
-    if meta.completion_tokens != count or len(meta.output_token_logprobs) != count:
+    if meta.completion_tokens != count or scored != count:
         raise EngineError(
-            "invalid",
-            f"{count} output ids, {len(meta.output_token_logprobs)} logprobs, completion_tokens {meta.completion_tokens}",
+            "invalid", f"{count} output ids, {scored} logprobs, completion_tokens {meta.completion_tokens}"
         )
     if meta.prompt_tokens != prompt_tokens:
         raise EngineError("invalid", f"prompt_tokens {meta.prompt_tokens}, {prompt_tokens} were sent")

@@ -29,7 +29,7 @@ from gristmill.worker.ownership import GivenBack, owner
 from gristmill.worker.partition import Limits, Partition
 from gristmill.worker.records import NO_HEADERS, Headers, Incoming, Outgoing, RawRecord
 from gristmill.worker.retry import RetryPolicy
-from gristmill.worker.sink import MISCONFIGURED, REFUSED, HeaderList, Sink, write_error
+from gristmill.worker.sink import MISCONFIGURED, PURGED, REFUSED, HeaderList, Sink, write_error
 from gristmill.worker.source import Batch, Source
 from gristmill.worker.stats import worker_stats
 from gristmill.worker.window import Slot
@@ -362,7 +362,7 @@ class Worker(Generic[M]):
     ) -> None:
         """An output that the broker did not take: never lost, whatever the reason."""
         topic = message.topic()
-        if self._failure is not None or slot.message is None or error.code() == KafkaError._PURGE_QUEUE:
+        if self._failure is not None or slot.message is None or error.code() in PURGED:
             return
         if error.fatal() or error.code() in MISCONFIGURED:
             self._fail(write_error(topic, error))

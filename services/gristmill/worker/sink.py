@@ -38,6 +38,10 @@ MISCONFIGURED = frozenset(
 """Neither waiting nor another record helps: a person has to act."""
 
 
+PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+"""Given up by ourselves, on closing."""
+
+
 class Sink:
     """A producer whose callbacks run on the event loop."""
 
@@ -87,7 +91,7 @@ class Sink:
         if self._timer is not None:
             self._timer.cancel()
         self._producer.purge()
-        self._producer.poll(0)
+        self._producer.close()
 
     def _hurry(self) -> None:
         if not self._busy and not self._closed:

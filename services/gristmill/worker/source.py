@@ -35,11 +35,16 @@ from gristmill.worker.stats import WorkerStats
 
 POLL_S = 0.05
 BATCH = 500
+BACKLOG = 500
+"""Records waiting for handlers, over all partitions that are not full, above which polling slows down."""
+BACKLOG_TURN_S = 0.005
+BACKLOG_TURNS = 10
 MAX_POSTED = 2
 """Batches that the event loop may lag behind before the thread stops taking more."""
 STALL_S = 1.0
 """Seconds of such a lag after which partitions are paused, so that polling can go on."""
 SILENCE_S = 30.0
+LOOK_S = 1.0
 REBALANCE_CALL_S = 10.0
 
 Batch = list[tuple[Partition, list[Any]]]
@@ -84,6 +89,9 @@ class Source:
         self._posted = 0
         self._room = threading.Condition()
         self._hold = False
+        self._joined = False
+        self._missing = False
+        self._look_at = 0.0
         self._stop = threading.Event()
         self._abort = threading.Event()
         self._drain_s = 0.0
@@ -148,11 +156,37 @@ class Source:
         self.polled_at = time.monotonic()
         if first is None:
             self._repair_silent()
+            self._look_for_topics()
             return
         messages = [first, *self._consumer.consume(BATCH - 1, 0)]
         batch = self._sort(messages)
         if batch:
             self._post(batch)
+            self._let_catch_up()
+
+    def _look_for_topics(self) -> None:
+        """Whether topics that were missing are there by now."""
+        if not self._missing or self.polled_at < self._look_at:
+            return
+        self._look_at = self.polled_at + LOOK_S
+        try:
+            found = self._consumer.list_topics(timeout=REBALANCE_CALL_S).topics
+        except KafkaException:
+            return
+        self._missing = any(name not in found or not found[name].partitions for name in self._topics)
+        if not self._missing and self._joined:
+            self._well()
+
+    def _well(self) -> None:
+        if not self._closing:
+            self._listener.trouble(None)
+
+    def _let_catch_up(self) -> None:
+        """Wait a little while handlers have plenty to do: pausing would throw away what is already fetched."""
+        for _ in range(BACKLOG_TURNS):
+            backlog = sum(len(partition.buffer) for partition in self._owned.values() if not partition.full)
+            if backlog < BACKLOG or self._stop.wait(BACKLOG_TURN_S):
+                return
 
     def _sort(self, messages: list[Any]) -> Batch:
         """Group by partition, keeping only records that continue it."""
@@ -314,7 +348,7 @@ class Source:
             partition = self._owned.get((item.topic, item.partition))
             problem = error or item.error
             if problem is None:
-                if partition is not None:
+                if partition is not None and item.offset <= partition.sent:
                     partition.committed = max(partition.committed, item.offset)
                 continue
             if partition is not None:
@@ -330,6 +364,7 @@ class Source:
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         self._stats.rebalances["assigned"] += 1
+        self._joined = True
         starts = self._starts(consumer, assigned)
         for start in starts:
             known = start.offset if start.offset >= 0 else None
@@ -343,8 +378,8 @@ class Source:
         if starts:
             consumer.resume([TopicPartition(item.topic, item.partition) for item in starts])
         self._log.info("partitions_assigned", partitions=[f"{item.topic}[{item.partition}]" for item in starts])
-        if not self._closing:
-            self._listener.trouble(None)
+        if not self._missing:
+            self._well()
 
     def _starts(self, consumer: Consumer, assigned: list[TopicPartition]) -> list[TopicPartition]:
         """Where to start: the committed offset, else the beginning of the log."""
@@ -428,13 +463,14 @@ class Source:
             raise InfrastructureError(f"the consumer may not read {', '.join(self._topics)}: {error.str()}")
         self._log.warning("consume_error", error=error.str(), code=error.name(), topic=message.topic())
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._missing = True
             self._listener.trouble(f"Kafka: {error.str()}; create the topics with 'gristmill topics apply'")
 
     def _on_stats(self, text: str) -> None:
         stats = json.loads(text)
         up = any(broker["state"] == "UP" for broker in stats["brokers"].values())
-        if up and self._owned and not self._closing:
-            self._listener.trouble(None)
+        if up and self._joined and not self._missing:
+            self._well()
         for name, topic in stats["topics"].items():
             for number, values in topic["partitions"].items():
                 partition = self._owned.get((name, int(number)))

@@ -54,7 +54,8 @@ class WorkerStats(Collector):
 
     def topic(self, name: str) -> TopicStats:
         """Counts of a topic, made when first asked for."""
-        return self._topics.setdefault(name, TopicStats())
+        stats = self._topics.get(name)
+        return self._topics.setdefault(name, TopicStats()) if stats is None else stats
 
     def collect(self) -> Iterator[Metric]:
         """Metrics as of now."""
