@@ -3,31 +3,35 @@
 Strength, rising: defaults, environment (``GRISTMILL_*``), YAML file, command-line flags. The top level
 holds what every process shares (:class:`CommonConfig`); each service adds a section of its own
 (``trainer``, ``generator``, ...), found by the entry-point group ``gristmill.config``. Unknown keys are
-refused wherever they stand, with the nearest known one named.
+refused wherever they stand, with the nearest known one named, and all problems are reported at once.
 
-Environment names join the path with ``__``: ``GRISTMILL_TOPIC_PREFIX``, ``GRISTMILL_TRAINER__MAX_STALENESS``.
+Environment names join the path with ``__``: ``GRISTMILL_TOPIC_PREFIX``, ``GRISTMILL_TRAINER__MAX_STALENESS``; an
+empty variable counts as absent. In flags and environment, text stands for itself; ``null`` is null, and lists and
+mappings are written as YAML: ``[a, b]``.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, create_model, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gristmill.config_problems import explain, unknown_variables
 from gristmill.errors import ConfigError
 
 ENV_PREFIX = "GRISTMILL_"
 CONFIG_ENV = "GRISTMILL_CONFIG"
 """Names the YAML file when no ``--config`` flag does."""
-RESERVED_ENV = frozenset({CONFIG_ENV})
+RESERVED_ENV = frozenset({CONFIG_ENV, "GRISTMILL_SHARED"})
+"""Variables with our prefix that are no settings; the latter tells the tests where data sets and Kafka lie."""
 
 
 class Section(BaseModel):
@@ -55,6 +59,14 @@ class SecurityConfig(Section):
     """PEM file of the client key."""
     registry_auth: SecretStr | None = None
     """``user:password`` for the schema registry."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        needed = ("sasl_mechanism", "sasl_username", "sasl_password")
+        missing = [name for name in needed if getattr(self, name) is None]
+        if self.protocol.startswith("SASL") and missing:
+            raise ValueError(f"protocol {self.protocol} needs {', '.join(missing)} too")
+        return self
 
 
 class CommonConfig(Section):
@@ -85,6 +97,15 @@ class CommonConfig(Section):
     security: SecurityConfig = SecurityConfig()
     """Authentication and encryption."""
 
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.exit_timeout_s < self.drain_timeout_s:
+            raise ValueError(
+                f"exit_timeout_s {self.exit_timeout_s:g} would cut off drain_timeout_s {self.drain_timeout_s:g}: "
+                "raise the one or lower the other"
+            )
+        return self
+
 
 class Settings(BaseSettings, CommonConfig):
     """The whole tree. Built by :func:`settings_model`, which adds the sections of the installed services."""
@@ -96,8 +117,9 @@ class Settings(BaseSettings, CommonConfig):
         frozen=True,
         use_attribute_docstrings=True,
         validate_default=True,
+        env_ignore_empty=True,
+        env_parse_none_str="null",
     )
-    yaml_values: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def settings_customise_sources(
@@ -108,9 +130,9 @@ class Settings(BaseSettings, CommonConfig):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and file come merged as ``init_settings``; only the environment is weaker."""
-        del dotenv_settings, file_secret_settings
-        return (init_settings, env_settings)
+        """:func:`load_settings` merges the sources, so that it knows where each value came from."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
 
     @property
     def common(self) -> CommonConfig:
@@ -145,40 +167,63 @@ def settings_model() -> type[Settings]:
     return create_model("GristmillSettings", __base__=Settings, **fields)
 
 
+class _Environment(EnvSettingsSource):
+    """The ``GRISTMILL_*`` variables of a given environment as a nested mapping."""
+
+    def __init__(self, model: type[Settings], environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(model)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): None if value == "null" else value for name, value in self._environ.items() if value}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ARG002
+        return _read_value(value) if isinstance(value, str) else value
+
+
 def load_settings(
     config_file: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    model: type[Settings] | None = None,
 ) -> Settings:
     """Read the configuration.
 
     Args:
         config_file: YAML file; ``GRISTMILL_CONFIG`` names one when this is None.
         overrides: nested mapping of command-line flags, the strongest source.
-        environ: environment to check for unknown keys, ``os.environ`` by default.
+        environ: environment, ``os.environ`` by default.
+        model: settings class, by default the one with the sections of all installed services.
 
     Raises:
         ConfigError: unreadable file, unknown key or a value out of range; the message lists every problem.
     """
     env = os.environ if environ is None else environ
-    model = settings_model()
-    problems = list(_unknown_env(model, env))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    model = model or settings_model()
     if config_file is None and env.get(CONFIG_ENV):
         config_file = Path(env[CONFIG_ENV])
-    values = merge(_read_yaml(config_file) if config_file else {}, overrides or {})
+    sources: dict[str, Mapping[str, Any]] = {
+        "environment": _Environment(model, env)(),
+        f"file {config_file}": _read_yaml(config_file) if config_file else {},
+        "flags": overrides or {},
+    }
+    problems = list(unknown_variables(model, {k: v for k, v in env.items() if k not in RESERVED_ENV}, ENV_PREFIX))
+    values: dict[str, Any] = {}
+    for source in sources.values():
+        values = merge(values, source)
     try:
-        return model(**values)
+        settings = model(**values)
     except ValidationError as error:
-        source = f" (file {config_file})" if config_file else ""
-        raise ConfigError(f"configuration{source}:\n" + "\n".join(_explain(model, error))) from error
+        problems += explain(model, error, sources)
+    if problems:
+        raise ConfigError("\n".join(["the configuration cannot be used:", *problems]))
+    return settings
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """Turn ``--section.key=value`` and ``--key value`` flags into a nested mapping.
 
-    Values are read as YAML scalars; dashes in keys stand for underscores; ``--flag`` alone means true.
+    Dashes in keys stand for underscores; ``--flag`` alone means true.
 
     Raises:
         ConfigError: an argument that is not such a flag.
@@ -198,11 +243,24 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise ConfigError(f"--{name}: {part} already has a plain value")
-        try:
-            node[path[-1]] = yaml.safe_load(value) if value else ""
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--{name}: {value!r} is not a value: {error}") from error
+        if isinstance(node.get(path[-1]), dict):
+            raise ConfigError(f"--{name}: {name} already has values of its own")
+        node[path[-1]] = _read_value(value)
     return result
+
+
+def _read_value(text: str) -> Any:
+    """The value that a flag or variable stands for: the text itself, except for null, lists, mappings and quotes.
+
+    Numbers and truth values stay text for pydantic to read, so that a run called ``007`` or ``2026-01-01`` keeps
+    its name.
+    """
+    if text != "null" and not text.startswith(("[", "{", '"', "'")):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{text!r} is not a value: {error}") from error
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,53 +272,28 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, where YAML libraries silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return cast(dict[Any, Any], super().construct_mapping(node, deep))
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the configuration: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: the top level must be a mapping of settings")
-    return values
-
-
-def _unknown_env(model: type[Settings], env: Mapping[str, str]) -> Iterator[str]:
-    """Complaints about ``GRISTMILL_*`` variables that no setting answers to."""
-    known = {name.upper(): name for name in EnvSettingsSource(model).settings_cls.model_fields}
-    for variable in sorted(env):
-        if not variable.startswith(ENV_PREFIX) or variable in RESERVED_ENV:
-            continue
-        head = variable[len(ENV_PREFIX) :].split("__")[0]
-        if head not in known:
-            near = difflib.get_close_matches(head, known, n=1)
-            hint = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else ""
-            yield f"environment variable {variable}: no such setting{hint}"
-
-
-def _explain(model: type[Settings], error: ValidationError) -> Iterator[str]:
-    for item in error.errors():
-        path = ".".join(str(part) for part in item["loc"])
-        if item["type"] != "extra_forbidden":
-            yield f"  {path}: {item['msg']} (got {_shown(item.get('input'))})"
-            continue
-        names = _names_at(model, item["loc"][:-1])
-        near = difflib.get_close_matches(str(item["loc"][-1]), names, n=1)
-        yield f"  {path}: no such setting" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _shown(value: object) -> str:
-    return "***" if isinstance(value, SecretStr) else repr(value)[:80]
-
-
-def _names_at(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """Field names of the section at ``path``, for suggestions."""
-    current: type[BaseModel] | None = model
-    for part in path:
-        field = current.model_fields.get(str(part)) if current else None
-        annotation = field.annotation if field else None
-        current = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-    return list(current.model_fields) if current else []
+    return {str(key): value for key, value in values.items()}
