@@ -48,7 +48,7 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBrok
         broker.start()
         yield broker
     finally:
-        broker.stop()
+        broker.kill()
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])

@@ -18,7 +18,7 @@ from gristmill.errors import BadInput, InfrastructureError
 from gristmill.kafka import producer_config
 from gristmill.messages import Message
 from gristmill.topics import Topic
-from gristmill.worker.sink import write_error
+from gristmill.worker.sink import PURGED, write_error
 
 ROOM_S = 120.0
 """Seconds to wait for room in a full queue: as long as a record may take to be delivered."""
@@ -90,7 +90,7 @@ class Publisher:
     def close(self) -> None:
         """Let go of the producer; what was not flushed may be lost."""
         self._producer.purge()
-        self._producer.flush(1.0)
+        self._producer.close()
 
     def __enter__(self) -> Publisher:
         return self
@@ -106,7 +106,7 @@ class Publisher:
             self.close()
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None and error.code() != KafkaError._PURGE_QUEUE:
+        if error is not None and error.code() not in PURGED:
             self._failed += 1
             if self._first_failure is None:
                 self._first_failure = write_error(message.topic(), error)

@@ -105,6 +105,7 @@ class KafkaBroker:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
+        """In good order, which takes Kafka some seconds."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:
@@ -140,6 +141,7 @@ class KafkaBroker:
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "4",
             "group.initial.rebalance.delay.ms": "0",
+            "group.min.session.timeout.ms": "1000",
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             "log.retention.check.interval.ms": "500",

@@ -73,7 +73,7 @@ def python(module: str, *arguments: str, log: Path, environ: Mapping[str, str] |
 
 def gristmill(*arguments: str, log: Path, environ: Mapping[str, str] | None = None) -> Process:
     """The ``gristmill`` command."""
-    return Process([sys.executable, "-m", "gristmill.cli", *arguments], log, environ)
+    return Process([sys.executable, "-m", "gristmill", *arguments], log, environ)
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 30.0, what: str = "the condition") -> None:
