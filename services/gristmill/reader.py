@@ -241,7 +241,16 @@ class TopicReader(Generic[M]):
 
     def _ask_bounds(self, partition: int) -> tuple[int, int]:
         """First offset, and an end offset that may be too low."""
-        bounds = self._consumer.get_watermark_offsets(TopicPartition(self.topic.name, partition), timeout=CALL_S)
+        where = TopicPartition(self.topic.name, partition)
+        deadline = time.monotonic() + CALL_S
+        while True:
+            try:
+                bounds = self._consumer.get_watermark_offsets(where, timeout=CALL_S)
+                break
+            except KafkaException as error:
+                if error.args[0].code() not in _LEADERLESS or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
         if bounds is None:
             raise InfrastructureError(f"topic {self.topic.name}[{partition}]: no answer in {CALL_S:.0f} s")
         return int(bounds[0]), int(bounds[1])
@@ -298,6 +307,9 @@ def _unreachable(topic: Topic, error: Exception) -> InfrastructureError:
     detail = error.args[0].str() if isinstance(error, KafkaException) else str(error)
     return InfrastructureError(f"cannot read topic {topic.name}: {detail}")
 
+
+_LEADERLESS = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
+"""A partition just made, or moving: it has a leader in a moment."""
 
 _HOPELESS = frozenset(
     {
