@@ -74,6 +74,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._stopping = False
+        self._closed = False
         self._hold: Hold | None = None
         self._waiting: list[Generation] = []
         self._running: list[Generation] = []
@@ -148,38 +149,47 @@ class Scheduler:
 
     def _post(self, command: Callable[[], None]) -> None:
         with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
+            if not self._closed:
+                self._commands.append(command)
+                self._wake.notify()
+                return
+        command()  # The thread is gone, so its state may be touched from here: requests end, futures resolve.
 
     # The scheduler thread.
 
     def _main(self) -> None:
         torch.set_num_threads(self._model.threads)
+        finish = abort_reason("The engine is shutting down.", 503, "ServiceUnavailable")
         try:
             with torch.inference_mode():
                 while self._take_commands():
                     self._step()
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 (whatever it was, requests must get an answer and the server end)
             self._log.exception("scheduler died", error=str(error))
-            self._end_all(abort_reason(f"The engine failed: {error}", 500, "InternalServerError"))
+            finish = abort_reason(f"The engine failed: {error}", 500, "InternalServerError")
             self.on_crash(error)
-            raise
-        self._end_all(abort_reason("The engine is shutting down.", 503, "ServiceUnavailable"))
-        self._take_commands(block=False)
+        self._stopping = True
+        with torch.inference_mode():
+            self._end_all(finish)
+            with self._wake:
+                rest = list(self._commands)
+                self._closed = True
+            for command in rest:
+                command()
 
-    def _take_commands(self, *, block: bool = True) -> bool:
+    def _take_commands(self) -> bool:
         """Run pending commands; with nothing else to do, wait for some. False when it is time to stop."""
         while True:
             with self._wake:
                 idle = self._hold is not None or not (self._running or self._waiting)
-                if block and idle and not self._commands and not self._stopping:
+                if idle and not self._commands and not self._stopping:
                     self._wake.wait()
                 commands = list(self._commands)
                 self._commands.clear()
                 stopping = self._stopping
             for command in commands:
                 command()
-            if stopping or not block:
+            if stopping:
                 return False
             if self._hold is None and (self._running or self._waiting):
                 return True

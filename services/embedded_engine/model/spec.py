@@ -83,13 +83,14 @@ def read_spec(folder: Path, context_length: int | None) -> ModelSpec:
     Raises:
         UnsupportedModel: an architecture or feature that the forward pass does not have.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
         raise UnsupportedModel(f"{folder}: no config.json")
     try:
         config = AutoConfig.from_pretrained(str(folder))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, StrictDataclassError) as error:
         raise UnsupportedModel(f"{folder}: config.json cannot be read: {error}") from error
     architecture = (getattr(config, "architectures", None) or ["unknown"])[0]
     if architecture not in ARCHITECTURES:
