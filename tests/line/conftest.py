@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.engine import make_model
 
 from gristmill.broker import free_port
 from gristmill.local.line import answers, gristmill_command
 from gristmill.local.process import Part, wait_until
+from support.engine import make_model
 
 
 @pytest.fixture(scope="session")

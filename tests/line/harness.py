@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from support.context import apply_topics
 
 from gristmill.audit import Report
 from gristmill.codec import Codec
@@ -23,6 +20,7 @@ from gristmill.messages import PolicyVersion, TrainingStep, Verdict
 from gristmill.reader import read_all
 from gristmill.replay import audit_run
 from gristmill.topics import Topics
+from support.context import apply_topics
 
 COIN_VERIFIER = Path(__file__).with_name("coin_verifier.py")
 
@@ -109,8 +107,7 @@ class Line:
     def stop(self) -> dict[str, int | None]:
         """Ask every part to stop, then wait for each; gives the exit statuses."""
         for part in self.parts.values():
-            if part.status is None and part.pid is not None:
-                os.kill(part.pid, signal.SIGTERM)
+            part.ask_to_stop()
         return {part.name: part.stop(40) for part in self.parts.values()}
 
     def steps(self) -> list[TrainingStep]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from line.harness import Line, write_problems
 
 from gristmill.broker import EmbeddedBroker
+from line.harness import Line, write_problems
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import Broker
-from line.harness import write_problems
 
+from conftest import Broker
 from gristmill.local.line import gristmill_command
+from line.harness import write_problems
 
 
 def arguments(command: str, model: Path, folder: Path, *more: str) -> list[str]:

@@ -52,6 +52,7 @@ class Part:
     may_finish: bool = False
     """Whether exit status 0 means that its work is done, rather than that it died."""
     _process: subprocess.Popen[bytes] | None = None
+    _asked: bool = False
 
     def start(self) -> None:
         """Start it with output appended to its log file."""
@@ -99,13 +100,19 @@ class Part:
         with self.log.open(encoding="utf-8", errors="replace") as log:
             return [line.rstrip("\n")[:400] for line in deque(log, maxlen=lines)]
 
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: a second one would end it at once, drained or not."""
+        if self._process is not None and self._process.poll() is None and not self._asked:
+            self._asked = True
+            self._process.terminate()
+
     def stop(self, timeout_s: float) -> int | None:
         """SIGTERM, then SIGKILL to the whole session after ``timeout_s``; gives the exit status."""
         process = self._process
         if process is None:
             return None
+        self.ask_to_stop()
         if process.poll() is None:
-            process.terminate()
             try:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
