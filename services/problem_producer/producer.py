@@ -227,7 +227,7 @@ class _Credit:
         if self._announced is None and not self._said:
             self._said = True
             self._context.health.set_ready(True, "waiting for a trainer")
-            self._context.log.warning(
+            self._context.log.info(
                 "waiting_for_a_trainer",
                 sent=sent,
                 hint="no policy version of this run was announced yet; a data factory without a trainer sets "

@@ -101,7 +101,7 @@ def test_kills_at_any_moment_leave_the_same_sequence(broker: Any, prefix: str, t
     while status is None:
         command = [sys.executable, "-c", CHILD, broker.bootstrap, prefix, config]
         with Process(command, tmp_path / "log") as child:
-            if kills < 3:
+            if kills < 2:
                 with TopicReader(context.common, context.codec, context.topics.problems, start="end") as reader:
                     wait_until(lambda child=child, reader=reader: child.status is not None or bool(reader.poll(0)))
                 time.sleep(chance.uniform(0, 0.3))
