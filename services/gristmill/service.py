@@ -62,11 +62,17 @@ class StopSignal:
     async def wait_async(self) -> None:
         """Wait in a coroutine."""
         event = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), event)
         with self._lock:
             if self._event.is_set():
                 return
-            self._waiters.append((asyncio.get_running_loop(), event))
-        await event.wait()
+            self._waiters.append(waiter)
+        try:
+            await event.wait()
+        finally:
+            with self._lock:
+                if waiter in self._waiters:  # given up: a caller may wait many times, each with a time limit
+                    self._waiters.remove(waiter)
 
 
 @dataclass(slots=True)
@@ -167,17 +173,49 @@ async def _wait(outcome: Awaitable[None]) -> None:
 
 
 def _handle_signals(stop: StopSignal, exit_timeout_s: float) -> None:
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(EXIT_FORCED)
-        get_logger().info("stopping", signal=signal.Signals(number).name)
-        watchdog = threading.Timer(exit_timeout_s, _force_exit)
-        watchdog.daemon = True
-        watchdog.start()
-        stop.set()
+    """Set ``stop`` on SIGTERM or SIGINT; end the process on a second one or at the deadline.
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    The signal's number goes through a pipe to a thread of its own. A handler that did the work itself would run
+    between any two instructions of the main thread, and so wait for ever for a lock that this thread holds (the
+    logger's, the event's); nor would it run while the main thread is inside native code.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, _wake)
+    os.register_at_fork(after_in_child=_forget_signals)
+    threading.Thread(target=_watch_signals, args=(read_end, stop, exit_timeout_s), name="signals", daemon=True).start()
+
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _wake(_number: int, _frame: FrameType | None) -> None:
+    """Python writes the number of a signal that has a handler into the pipe; there is no more to do here."""
+
+
+def _forget_signals() -> None:
+    """A forked child must neither wake its parent nor shrug off SIGTERM."""
+    signal.set_wakeup_fd(-1)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _watch_signals(read_end: int, stop: StopSignal, exit_timeout_s: float) -> None:
+    asked = False
+    while numbers := os.read(read_end, 64):
+        for number in numbers:
+            if number not in _STOP_SIGNALS:
+                continue
+            if asked:
+                os._exit(EXIT_FORCED)
+            asked = True
+            get_logger().info("stopping", signal=signal.Signals(number).name)
+            watchdog = threading.Timer(exit_timeout_s, _force_exit)
+            watchdog.daemon = True
+            watchdog.start()
+            stop.set()
 
 
 def _force_exit() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
 import time
 
-from gristmill.cli import main
-from gristmill.config import Section, load_settings, parse_overrides, settings_model
+from pydantic import Field, create_model
+
+from gristmill.cli import report_errors
+from gristmill.config import Section, Settings, load_settings, parse_overrides
 from gristmill.errors import BadInput
 from gristmill.service import ServiceContext, ServiceSpec, run_service
 
@@ -46,17 +49,12 @@ def hangs(ctx: ServiceContext[SampleConfig]) -> None:
 
 
 def hangs_in_native_code(ctx: ServiceContext[SampleConfig]) -> None:
-    """The main thread never comes back to the interpreter, so that no Python signal handler can run."""
+    """The main thread never comes back to the interpreter, so no Python signal handler runs."""
+    libc = ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
     say("ready")
-    signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    import ctypes
-
-    libc = ctypes.PyDLL(None)  # keeps the interpreter locked while it sleeps
-    while not ctx.stop.is_set():
-        time.sleep(0.01)
-    say("stopping")
-    ctypes.CDLL(None).pause() if False else libc.usleep(200_000)
-    time.sleep(60)
+    libc.pthread_mutex_lock(mutex)
 
 
 def logs_all_the_time(ctx: ServiceContext[SampleConfig]) -> None:
@@ -94,11 +92,7 @@ def has_a_bug(ctx: ServiceContext[SampleConfig]) -> None:
 
 
 if __name__ == "__main__":
-    run = globals()[sys.argv[1]]
-    spec = ServiceSpec("sample", "sample", SampleConfig, run, "A sample.")
-    from pydantic import Field, create_model
-
-    model = create_model(
-        "Sample", __base__=settings_model().__base__, sample=(SampleConfig, Field(default_factory=SampleConfig))
-    )
-    main(lambda: run_service(spec, load_settings(None, parse_overrides(sys.argv[2:]), model=model)))
+    spec = ServiceSpec("sample", "sample", SampleConfig, globals()[sys.argv[1]], "A sample.")
+    sample = (SampleConfig, Field(default_factory=SampleConfig))
+    model: type[Settings] = create_model("SampleSettings", __base__=Settings, sample=sample)
+    report_errors(lambda: run_service(spec, load_settings(None, parse_overrides(sys.argv[2:]), model=model)))

@@ -8,12 +8,14 @@ configuration and 1 otherwise.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 import typer.core
 from rich.console import Console
+from rich.markup import escape
 
 from gristmill import __version__
 from gristmill.cli.audit import audit
@@ -95,17 +97,20 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
+    report_errors(_run)
+
+
+def _run() -> None:
+    build()()
+
+
+def report_errors(command: Callable[[], object]) -> None:
+    """Run ``command``; print an error that Gristmill raised on purpose and exit with its status."""
     try:
-        build()()
+        command()
     except ConfigError as error:
-        errors.print(f"[bold red]configuration error:[/] {_escaped(error)}", highlight=False)
+        errors.print(f"[bold red]configuration error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except GristmillError as error:
-        errors.print(f"[bold red]error:[/] {_escaped(error)}", highlight=False)
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
-
-
-def _escaped(error: Exception) -> str:
-    from rich.markup import escape
-
-    return escape(str(error))
