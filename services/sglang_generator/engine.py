@@ -171,6 +171,8 @@ class Engine:
                 await self._admit()
             except EngineError as error:
                 self._instruments.engine_errors.labels(self.url, error.kind).inc()
+                self.trouble = error
+                self._loaded.clear()
                 self._set_state("down")
                 if self._probes in (0, 5) or self._probes % 60 == 0:
                     self._log.warning("engine_not_admitted", kind=error.kind, error=str(error), tries=self._probes + 1)
