@@ -39,7 +39,8 @@ def export(
 ) -> None:
     """Write problems with their prompts, golds and solutions as JSON lines, as the line would send them.
 
-    A row holds problem_id, source, kind (math or code), topic, level, messages (or prompt), answer, tests, solution, sampling.
+    A row holds problem_id, source, kind (math or code), topic, level, messages (or prompt), answer, tests, solution
+    and sampling.
     """
     from rich.console import Console
 

@@ -40,6 +40,7 @@ def test_export_of_arithmetic_is_distinct_and_split(tmp_path: Path) -> None:
     assert not {row["problem_id"] for row in found["train"]} & {row["problem_id"] for row in found["heldout"]}
     row = found["train"][0]
     assert row["kind"] == "math"
+    assert row["sampling"]["max_new_tokens"] == 512
     assert row["level"] in (1.0, 2.0)
     assert row["solution"].endswith(f"\\boxed{{{row['answer']}}}")
     assert row["messages"][0]["content"].endswith("put the final answer in \\boxed{}.")
