@@ -124,6 +124,7 @@ class Producer:
         """Give True when the sequence came to its end, False when a stop was asked for."""
         stop, topic = self._context.stop, self._context.topics.problems
         batch: list[Problem] = []
+        filled = position.missing[-1] if position.missing else 0
         with _Credit(self._context) as credit:
             for problem in self._due(position):
                 while not stop.is_set() and not credit.admits(problem.ordinal):
@@ -134,7 +135,8 @@ class Producer:
                     return False
                 publisher.publish(topic, problem)
                 batch.append(problem)
-                if len(batch) >= WINDOW:
+                # Holes are filled for good before the window moves on, or a second kill could leave one behind it.
+                if len(batch) >= WINDOW or problem.ordinal == filled:
                     self._acknowledge(publisher, batch)
             self._acknowledge(publisher, batch)
         return True

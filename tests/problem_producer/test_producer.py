@@ -260,3 +260,34 @@ def test_trouble_with_the_cluster_is_waited_out(embedded_broker: Any, prefix: st
 
 def test_the_service_is_declared() -> None:
     assert (SERVICE.name, SERVICE.section, SERVICE.config) == ("problem_producer", "problems", ProblemsConfig)
+
+
+def test_holes_are_acknowledged_before_anything_new_is_sent(
+    embedded_broker: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_topics(embedded_broker.bootstrap, prefix)
+    section = {"sources": "arithmetic:levels=1", "max_problems": 400}
+    context = context_for(embedded_broker, prefix, section)
+    with Publisher(context.common, context.codec) as publisher:
+        for ordinal, problem in expected(section, 60).items():
+            if ordinal not in (20, 30):
+                publisher.publish(context.topics.problems, problem)
+    steps: list[int | str] = []
+    publish, flush = Publisher.publish, Publisher.flush_acked
+
+    def recorded(self: Publisher, topic: Any, message: Any) -> None:
+        steps.append(message.ordinal)
+        publish(self, topic, message)
+
+    def flushed(self: Publisher) -> None:
+        steps.append("flush")
+        flush(self)
+
+    monkeypatch.setattr(Publisher, "publish", recorded)
+    monkeypatch.setattr(Publisher, "flush_acked", flushed)
+    run_producer(context)
+    assert steps[:4] == [20, 30, "flush", 61]
+    waiting = 0
+    for step in steps:
+        waiting = 0 if step == "flush" else waiting + 1
+        assert waiting <= WINDOW
