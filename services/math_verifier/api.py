@@ -13,13 +13,15 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from math_verifier.check import Kind, Outcome, Status, find_answer, quick
 from math_verifier.config import MathPolicy
 from math_verifier.pool import MathPool
 
 DEFAULT_POLICY = MathPolicy()
+HELD = 256
+"""Rows that :func:`verify_many` has under way at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class MathResult:
     """What a check found.
 
     ``extracted`` is the answer as it stood in the text, None where there was none. ``stage`` is the one that decided:
-    ``extract``, ``string``, ``exact``, ``structural``, ``numeric``, ``symbolic`` or ``limit``. ``seconds`` is wall time,
-    waiting included.
+    ``extract``, ``string``, ``exact``, ``structural``, ``numeric``, ``symbolic`` or ``limit``. ``seconds`` is wall
+    time, without the wait for a free worker.
     """
 
     status: Status
@@ -58,11 +60,10 @@ def verify_pair(
     Raises:
         InfrastructureError: no worker process can be started.
     """
-    start = time.perf_counter()
     decided = begin(gold, text, kind, policy)
-    if isinstance(decided, tuple):
-        decided = (pool or shared_pool()).submit(*decided, policy).result()
-    return finish(decided, start)
+    if isinstance(decided, Pending):
+        return finish((pool or shared_pool()).submit(decided.gold, decided.answer, policy).result(), decided.seconds)
+    return finish(decided)
 
 
 def verify_many(
@@ -81,40 +82,56 @@ def verify_many(
     """
     open_: deque[tuple[Outcome | Future[Outcome], float]] = deque()
     for gold, text, *own in rows:
-        start = time.perf_counter()
         decided = begin(gold, text, own[0] if own else kind, policy)
-        if isinstance(decided, tuple):
-            open_.append(((pool or shared_pool()).submit(*decided, policy), start))
+        if isinstance(decided, Pending):
+            future = (pool or shared_pool()).submit(decided.gold, decided.answer, policy)
+            open_.append((future, decided.seconds))
         else:
-            open_.append((decided, start))
-        while open_ and (len(open_) > 256 or _ready(open_[0][0])):
+            open_.append((decided, 0.0))
+        while open_ and (len(open_) > HELD or _ready(open_[0][0])):
             yield _result(*open_.popleft())
     while open_:
         yield _result(*open_.popleft())
 
 
-def begin(gold: str, text: str, kind: Kind, policy: MathPolicy) -> Outcome | tuple[str, str]:
-    """The outcome where it costs nothing to know, else the reference and answer to check in a worker.
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A check that needs a worker; ``seconds`` is what finding the answer took."""
+
+    gold: str
+    answer: str
+    seconds: float
+
+
+def begin(gold: str, text: str, kind: Kind, policy: MathPolicy) -> Outcome | Pending:
+    """The outcome where it costs nothing to know, else what a worker must check.
 
     Runs in the caller: extraction is linear in the text, and the comparisons are of strings and short numbers.
     """
+    start = time.perf_counter()
     answer = find_answer(text, kind, policy)
-    if answer is None:
-        return Outcome("unparsable", None, "extract", "no answer found")
     reference = find_answer(gold, "answer", policy)
     if reference is None:
-        return Outcome("error", answer, "extract", "the reference is empty")
-    return quick(reference, answer) or (reference, answer)
+        outcome: Outcome | None = Outcome("error", answer, "extract", "the reference is empty")
+    elif answer is None:
+        outcome = Outcome("unparsable", None, "extract", "no answer found")
+    else:
+        outcome = quick(reference, answer)
+    seconds = time.perf_counter() - start
+    if outcome is None and reference is not None and answer is not None:
+        return Pending(reference, answer, seconds)
+    assert outcome is not None
+    return replace(outcome, seconds=seconds)
 
 
-def finish(outcome: Outcome, start: float) -> MathResult:
-    """Outcome as a result; ``start`` is of ``time.perf_counter``."""
+def finish(outcome: Outcome, before: float = 0.0) -> MathResult:
+    """Outcome as a result; ``before`` is the time spent before the worker had it."""
     return MathResult(
         outcome.status,
         outcome.status == "correct",
         outcome.extracted,
         outcome.stage,
-        time.perf_counter() - start,
+        outcome.seconds + before,
         outcome.reason,
     )
 
@@ -123,8 +140,8 @@ def _ready(item: Outcome | Future[Outcome]) -> bool:
     return isinstance(item, Outcome) or item.done()
 
 
-def _result(item: Outcome | Future[Outcome], start: float) -> MathResult:
-    return finish(item if isinstance(item, Outcome) else item.result(), start)
+def _result(item: Outcome | Future[Outcome], before: float) -> MathResult:
+    return finish(item if isinstance(item, Outcome) else item.result(), before)
 
 
 _lock = threading.Lock()

@@ -24,12 +24,13 @@ Kind = Literal["completion", "answer"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``extracted`` is the answer as it stood in the text."""
+    """``extracted`` is the answer as it stood in the text; ``seconds`` is what a worker took."""
 
     status: Status
     extracted: str | None
     stage: str
     reason: str = ""
+    seconds: float = 0.0
 
 
 INLINE_LIMIT: Final = 2000
@@ -39,6 +40,7 @@ _CHOICE: Final = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?[({\[]*\s*([A-J])\s*(?:[)\]}]+[.:]?|[.:](?=\s|$))(?:\s.*)?|(?:option|choice)\s+([A-J])",
     re.I | re.S,
 )
+_MONTH: Final = re.compile(r"(?<![\\A-Za-z])(?:" + "|".join(set(voc.MONTHS) - {"may"}) + r")(?![A-Za-z])", re.I)
 _LETTER: Final = re.compile(r"[({]*([A-Ja-j])[)}]*")
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:(a|p)\.?\s?m\.?)?", re.I)
 _LONG_WORD: Final = re.compile(
@@ -151,7 +153,7 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
         hour = int(clock[1]) % 12 + (12 if clock[4].lower() == "p" else 0) if clock[4] else int(clock[1])
         yield Clock(hour * 3600 + int(clock[2]) * 60 + int(clock[3] or 0))
         return
-    if is_words(text):
+    if is_words(text) or (_MONTH.search(text) and re.search(r"\d", text)):
         yield voc.words(_TEXT_GROUP.sub(r" \1 ", text).replace("\\", " ").replace("{", " ").replace("}", " "))
         return
     try:

@@ -22,8 +22,6 @@ def verify_math(
     config_file: ConfigFile = None,
 ) -> None:
     """Check math answers in a file against their references; the policy comes from the ``math`` section."""
-    import os
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -56,7 +54,7 @@ def verify_math(
             progress.update(bar, completed=source.stat().st_size)
     except OSError as error:
         raise BadInput(f"{error.filename or target}: {error.strerror}") from error
-    os.replace(partial, target)
+    partial.replace(target)
     counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
     console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
     for problem in report.bad:

@@ -14,13 +14,15 @@ class MathPolicy(Section):
     """What counts as the same answer where users differ. ``docs/math-verification.md`` explains each choice."""
 
     extraction: Literal["lenient", "marked", "boxed"] = "lenient"
-    """``boxed``: only ``\\boxed`` and its kin; ``marked``: also ``####``, answer tags, "the answer is" and bold; ``lenient``: at last the final formula or number of the text."""
+    """Where an answer may stand. ``boxed``: only in ``\\boxed`` and its kin; ``marked``: also behind ``####``, in
+    answer tags, after "the answer is" and in bold; ``lenient``: at last the final formula or number of the text."""
     unfinished_think: bool = False
     """Whether an answer inside a ``<think>`` block that never ends counts."""
     percent: Literal["either", "literal", "fraction"] = "either"
     """``25%`` equals ``25`` and ``0.25`` (``either``), only ``25`` (``literal``) or only ``0.25`` (``fraction``)."""
     units: Literal["known", "ignore", "strict"] = "known"
-    """``known``: two known units must agree after conversion, other units are dropped; ``ignore``: all are dropped; ``strict``: both sides must have the same unit or none."""
+    """``known``: two known units must agree after conversion, other units are dropped; ``ignore``: all are dropped;
+    ``strict``: both sides must have the same unit or none."""
     degrees: Literal["unit", "angle"] = "unit"
     """``unit``: 45 degrees equals 45; ``angle``: 45 degrees equals pi/4 and not 45."""
     list_order: Literal["ignore", "keep"] = "ignore"
@@ -30,7 +32,8 @@ class MathPolicy(Section):
     base_subscript: Literal["required", "optional"] = "required"
     """Whether ``4210`` may stand for ``4210_7``."""
     decimal_digits: int = Field(default=6, ge=0)
-    """A decimal that rounds (or cuts) a value with no finite decimal correctly equals it from this many significant digits on; 0 turns that off."""
+    """A decimal that rounds (or cuts) a value with no finite decimal correctly equals it from this many significant
+    digits on; 0 turns that off."""
     decimal_comma: bool = True
     """Whether ``3,14`` may be read as a decimal where it is no thousands group."""
 
@@ -59,4 +62,5 @@ class MathConfig(Section):
     reward_wrong: float = 0.0
     """Reward of status ``wrong``."""
     unparsable_reward: float | None = 0.0
-    """Reward of status ``unparsable``: no answer, or one that is no mathematics; null leaves such samples out of training."""
+    """Reward of status ``unparsable``: no answer, or one that is no mathematics; null leaves such samples out of
+    training."""

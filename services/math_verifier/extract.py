@@ -7,6 +7,7 @@ where the policy is lenient the last formula or number. Work is linear: phrases 
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -94,9 +95,9 @@ def last_box(text: str) -> str | None:
         return None
     boxes: list[tuple[int, int, str]] = []
     for found in list(_BOX.finditer(text))[-12:]:
-        content = _content(text, found.end())
-        if content is not None:
-            boxes.append((found.start(), content[0], content[1]))
+        group = _content(text, found.end())
+        if group is not None:
+            boxes.append((found.start(), group[0], group[1]))
     outer: list[tuple[int, int, str]] = []
     for box in boxes:
         if not outer or box[0] >= outer[-1][1]:
@@ -105,11 +106,11 @@ def last_box(text: str) -> str | None:
     if not boxes:
         return None
     parts = [boxes[-1][2]]
-    for (_, end, content), (start, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
+    for (_, end, earlier), (start, _, _) in zip(reversed(boxes[:-1]), reversed(boxes[1:]), strict=True):
         between = text[end:start]
         if len(between) > 60 or not _CONNECTOR.search(between) or not _ALLOWED_BETWEEN.match(between):
             break
-        parts.insert(0, content)
+        parts.insert(0, earlier)
     inner = " , ".join(parts) if len(parts) > 1 else parts[0]
     nested = last_box(inner) if "box" in inner else None
     return nested if nested is not None else inner
@@ -142,9 +143,7 @@ def _content(text: str, start: int) -> tuple[int, str] | None:
 
 
 def _tagged(text: str) -> str | None:
-    found = None
-    for found in _TAG.finditer(text):
-        pass
+    found = _latest(_TAG, text)
     return found[2].strip() if found and found[2].strip() else None
 
 
@@ -182,9 +181,7 @@ def _clause(rest: str) -> str | None:
     if not clause:
         return None
     if len(clause.split()) > 4 or re.search(r"\bis\b", clause):
-        after = None
-        for after in _IS.finditer(clause):
-            pass
+        after = _latest(_IS, clause)
         if after:
             clause = clause[after.end() :].strip()
         if len(clause.split()) > 4:
@@ -204,15 +201,17 @@ def _bold(text: str) -> str | None:
 
 def _last(text: str) -> str | None:
     """The last formula or number, whichever is later."""
-    formula = None
-    for formula in _FORMULA.finditer(text):
-        pass
-    number = None
-    for number in _NUMBER.finditer(text, formula.end() if formula else 0):
-        pass
+    formula = _latest(_FORMULA, text)
+    number = _latest(_NUMBER, text, formula.end() if formula else 0)
     if number:
         unit = re.compile(r"\s*(?:%|\\%|percent\b|pct\b)").match(text, number.end())
         return number[0] + (unit[0] if unit else "")
     if formula:
         return next(group for group in formula.groups() if group).strip()
     return None
+
+
+def _latest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
+    """The last match."""
+    matches = deque(pattern.finditer(text, start), maxlen=1)
+    return matches[0] if matches else None

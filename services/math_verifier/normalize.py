@@ -13,31 +13,43 @@ from typing import Final
 SUPERSCRIPTS: Final = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni", strict=True))
 SUBSCRIPTS: Final = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ", "0123456789+-nx", strict=True))
 
-_GREEK_NAMES: Final = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi "
-    "psi omega"
-).split()
-_GREEK: Final = dict(zip("αβγδεζηθικλμνξοπρστυφχψω", _GREEK_NAMES, strict=True))
-
+_GREEK_NAMES: Final = """
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi
+psi omega
+"""
+_CAPITALS: Final = "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+_GREEK: Final = {
+    **dict(zip("αβγδεζηθικλμνξοπρστυφχψω", _GREEK_NAMES.split(), strict=True)),
+    **dict(zip("ΓΔΘΛΞΠΣΦΨΩ", _CAPITALS.split(), strict=True)),
+    "ϕ": "phi",
+    "ϵ": "epsilon",
+    "ϑ": "theta",
+}
+_COMMANDS: Final = """
+× times ✕ times ⋅ cdot · cdot ∙ cdot • cdot ÷ div ± pm ∓ mp ≤ le ⩽ le ≦ le ≥ ge ⩾ ge ≧ ge ≠ ne ≈ approx ≃ approx
+≡ equiv ∞ infty √ sqrt ∪ cup ∩ cap ∈ in ∉ notin ∖ setminus ∅ emptyset ⌀ emptyset … ldots ⋯ ldots ⟨ langle ⟩ rangle
+〈 langle 〉 rangle ⌊ lfloor ⌋ rfloor ⌈ lceil ⌉ rceil ∑ sum ∏ prod ∫ int → to ⇒ Rightarrow ∠ angle △ triangle
+⊆ subseteq ⊂ subset
+"""
+_PLAIN: Final = {
+    **dict.fromkeys("−–—‐‑‒﹣－", "-"),
+    **dict.fromkeys("°º˚", "^\\circ "),
+    **dict.fromkeys("′’‘", "'"),
+    **dict.fromkeys("“”″", '"'),
+    **dict.fromkeys("∣｜", "|"),
+    **dict.fromkeys("，、", ", "),
+    **dict.fromkeys("⁄∕", "/"),
+    **dict.fromkeys("％﹪", "\\%"),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
+    **{letter: f"\\mathbb{{{name}}}" for letter, name in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
+    "∗": "*", "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ", "∧": " and ", "∨": " or ", "；": "; ", "：": ":", "。": ".",
+    "￡": "£", "￥": "¥", "＄": "\\$",
+}  # fmt: skip
 _REPLACE: Final = {
     **{letter: f"\\{name} " for letter, name in _GREEK.items()},
-    **{letter: f"\\{name} " for letter, name in zip("ΓΔΘΛΞΠΣΦΨΩ", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split(), strict=True)},
-    "ϕ": "\\phi ", "ϵ": "\\epsilon ", "ϑ": "\\theta ", "𝜋": "\\pi ",
-    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
-    "×": "\\times ", "✕": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "•": "\\cdot ", "∗": "*", "÷": "\\div ",
-    "±": "\\pm ", "∓": "\\mp ",
-    "≤": "\\le ", "⩽": "\\le ", "≦": "\\le ", "≥": "\\ge ", "⩾": "\\ge ", "≧": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "≃": "\\approx ",
-    "≡": "\\equiv ", "∞": "\\infty ", "√": "\\sqrt ", "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ",
-    "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∉": "\\notin ", "∖": "\\setminus ", "∅": "\\emptyset ", "⌀": "\\emptyset ",
-    "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}", "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}",
-    "°": "^\\circ ", "º": "^\\circ ", "˚": "^\\circ ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "″": '"',
-    "…": "\\ldots ", "⋯": "\\ldots ", "⟨": "\\langle ", "⟩": "\\rangle ", "〈": "\\langle ", "〉": "\\rangle ",
-    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∣": "|", "｜": "|", "∑": "\\sum ", "∏": "\\prod ", "∫": "\\int ",
-    "→": "\\to ", "⇒": "\\Rightarrow ", "∧": " and ", "∨": " or ", "，": ", ", "、": ", ", "；": "; ", "：": ":", "。": ".",
-    "％": "\\%", "﹪": "\\%", "∠": "\\angle ", "△": "\\triangle ", "⊆": "\\subseteq ", "⊂": "\\subset ", "⁄": "/", "∕": "/",
-    "￡": "£", "￥": "¥", "＄": "\\$",
-    "\u200b": "", "\u200c": "", "\u200d": "", "\u2060": "", "\ufeff": "", "\u00ad": "",
-}  # fmt: skip
+    **{letter: f"\\{name} " for letter, name in zip(*[iter(_COMMANDS.split())] * 2, strict=True)},
+    **_PLAIN,
+}
 _TABLE: Final = str.maketrans(_REPLACE)
 
 _VULGAR: Final = re.compile("[¼½¾⅐-⅞↉]")
@@ -78,7 +90,7 @@ _BOLD: Final = re.compile(r"^\s*(\*\*|__|`+)(.+)\1\s*$", re.S)
 _WS: Final = re.compile(r"\s+")
 _EUROPEAN: Final = re.compile(r"^([^\d]{0,4})(\d{1,3}(?:\.\d{3})+),(\d+)(?!\d)")
 _DOT_THOUSANDS: Final = re.compile(r"^([^\d.]{0,4})(\d{1,3}(?:\.\d{3}){2,})(?![\d.])")
-_TRAILING: Final = re.compile(r"(?:\s|\\\\|\\(?=$|\s)|[;,:!?](?=$|\s))+$")
+_TRAILING: Final = re.compile(r"(?:\s|\\\\|\\(?=$|\s)|[;,:?](?=$|\s))+$")
 
 
 def unicode_to_tex(text: str) -> str:
@@ -118,8 +130,8 @@ def normalize(text: str) -> str:
         text = _FRACTIONS.sub(r"\\frac", text)
         text = _TEXT_LEAD.sub("", text)
         for _ in range(3):
-            text, count = _STYLE.subn(r"{\1}", text)
-            if not count:
+            text, count = _STYLE.subn(_plain_style, text)
+            if not count or "\\" not in text:
                 break
         text = _SPACES.sub(" ", text)
     text = _PLAIN_LEAD.sub("", text)
@@ -129,6 +141,21 @@ def normalize(text: str) -> str:
     text = _TRAILING.sub("", _WS.sub(" ", text)).strip()
     text = _full_stop(text)
     return _unwrap(text)
+
+
+def _plain_style(found: re.Match[str]) -> str:
+    """Content of a styled group, but a letter set as text behind a number stays text: it is a unit."""
+    before = found.string[: found.start()].rstrip(" ~")
+    if (
+        found[1].strip().isalpha()
+        and found[0].startswith(("\\text", "\\mbox", "\\mathrm"))
+        and before[-1:] in _VALUE_ENDS
+    ):
+        return found[0]
+    return f"{{{found[1]}}}"
+
+
+_VALUE_ENDS: Final = frozenset("0123456789}")
 
 
 def _dollars(text: str) -> str:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -227,7 +227,9 @@ class MathPool:
                 if not task.result.set_running_or_notify_cancel():
                     continue
                 try:
+                    start = time.perf_counter()
                     outcome, worker = self._run(number, worker, task)
+                    outcome = replace(outcome, seconds=time.perf_counter() - start)
                 except InfrastructureError as error:
                     worker = None
                     task.result.set_exception(error)

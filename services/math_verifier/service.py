@@ -7,15 +7,15 @@ and, where its headers still say whose it was, a verdict of status ``error``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
+from functools import partial
 
 from gristmill import __version__
 from gristmill.errors import BadInput
 from gristmill.messages import Completion, Verdict, VerdictStatus, now_ms, parse_group_id, parse_sample_id
 from gristmill.service import ServiceContext, ServiceSpec
 from gristmill.worker import Incoming, Outgoing, RawRecord, Worker
-from math_verifier.api import MathResult, begin, finish
+from math_verifier.api import MathResult, Pending, begin, finish
 from math_verifier.check import Outcome
 from math_verifier.config import MathConfig
 from math_verifier.pool import MathPool
@@ -109,6 +109,10 @@ def lost_verdict(record: RawRecord, error: Exception) -> Verdict | None:
     )
 
 
+def _count(pool: MathPool, name: str) -> float:
+    return float(getattr(pool.counts, name))
+
+
 class Verifier:
     """Checks one completion at a time per call; many calls may be under way."""
 
@@ -117,7 +121,7 @@ class Verifier:
         self._pool = pool
         metrics = ctx.metrics
         self._verdicts = metrics.counter("math_verdicts", "Verdicts by status and deciding stage.", ("status", "stage"))
-        self._seconds = metrics.histogram("math_check_seconds", "Wall time of a check, waiting included.")
+        self._seconds = metrics.histogram("math_check_seconds", "Wall time of a check, without the wait for a worker.")
         metrics.gauge("math_pool_waiting", "Checks that wait for a worker.").set_function(lambda: float(pool.waiting))
         for name, doc in (
             ("started", "Workers started."),
@@ -126,7 +130,7 @@ class Verifier:
             ("out_of_memory", "Workers ended at the memory limit."),
         ):
             gauge = metrics.gauge(f"math_workers_{name}", doc)
-            gauge.set_function(lambda name=name: float(getattr(pool.counts, name)))
+            gauge.set_function(partial(_count, pool, name))
 
     async def handle(self, incoming: Incoming[Completion]) -> Iterable[Outgoing]:
         """The verdict of a completion."""
@@ -141,16 +145,13 @@ class Verifier:
 
     async def verify(self, completion: Completion) -> MathResult:
         """Check a completion against its reference."""
-        start = time.perf_counter()
         policy = self._ctx.config.policy
-        decided: Outcome | tuple[str, str]
         if completion.reference is None:
-            decided = Outcome("error", None, "extract", "the completion has no reference answer")
-        else:
-            decided = begin(completion.reference, completion.text, "completion", policy)
-        if isinstance(decided, tuple):
-            decided = await self._pool.check(*decided, policy)
-        return finish(decided, start)
+            return finish(Outcome("error", None, "extract", "the completion has no reference answer"))
+        decided = begin(completion.reference, completion.text, "completion", policy)
+        if isinstance(decided, Pending):
+            return finish(await self._pool.check(decided.gold, decided.answer, policy), decided.seconds)
+        return finish(decided)
 
     def on_dead_letter(self, record: RawRecord, error: Exception) -> Iterable[Outgoing]:
         """What else to write for a completion that is given up."""

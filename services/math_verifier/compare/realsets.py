@@ -10,7 +10,20 @@ from mpmath import mp
 
 from math_verifier.compare.numeric import DIGITS, real_value
 from math_verifier.parse.ast import (
-    INFINITY, Const, Interval, Logic, Mul, Named, Node, Num, Rel, Seq, SetBuilder, SetOp, Sym, negate,
+    INFINITY,
+    Const,
+    Interval,
+    Logic,
+    Mul,
+    Named,
+    Node,
+    Num,
+    Rel,
+    Seq,
+    SetBuilder,
+    SetOp,
+    Sym,
+    negate,
 )  # fmt: skip
 
 

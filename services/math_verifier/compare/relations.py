@@ -53,7 +53,7 @@ def is_name(node: Node) -> bool:
 
 
 def _call_like(node: Mul) -> bool:
-    """``P(A)``, ``S(10)``, ``p(2)``: a letter times something in brackets cannot be told from a product, but reads as a call."""
+    """``P(A)``, ``S(10)``: a letter times a bracket cannot be told from a product here, but reads as a call."""
     if len(node.factors) != 2:
         return False
     head, argument = node.factors
@@ -71,10 +71,10 @@ def statement_value(node: Node) -> Node | None:
     *front, last = node.terms
     if node.ops[-1] == "=>" and isinstance(last, Node):
         return last
+    if len(front) == 1 and is_name(last) and not is_name(front[0]) and not symbols(front[0]):
+        return front[0]
     if is_name(front[0]) or all(not symbols(term) and not isinstance(term, Text) for term in front):
         return last
-    if is_name(last) and not is_name(front[0]) and not symbols(front[0]):
-        return front[0]
     if any(is_name(term) for term in front) and not symbols(last):
         return last
     return None

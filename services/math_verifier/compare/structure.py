@@ -1,4 +1,4 @@
-"""Comparison of whole answers: statements, lists, sets, intervals, matrices, quantities; single values go to ``leaf``."""
+"""Comparison of whole answers: statements, lists, sets, matrices, quantities. Single values go to ``leaf``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,39 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Final
 
-from math_verifier.compare.decision import Decision, costliest, every, no, unknown, yes
-from math_verifier.compare.exact import NotExact, exact
+from math_verifier.compare.decision import Decision, costliest, every, no, yes
 from math_verifier.compare.leaf import same_value
 from math_verifier.compare.matrices import evaluate_matrix
 from math_verifier.compare.realsets import NotReal, Spans, to_spans, variable
-from math_verifier.compare.relations import is_name, same_relation, statement_name, statement_value
+from math_verifier.compare.relations import same_relation, statement_name, statement_value
 from math_verifier.config import MathPolicy
 from math_verifier.parse.ast import (
-    Apply, BaseNum, Clock, Fn, Interval, Logic, Matrix, Mul, Named, Node, Num, Quantity, Ratio, Rel, Seq, SetBuilder, SetOp, Sym,
-    Text, add, divide, map_children, multiply, negate, symbols,
+    Apply,
+    BaseNum,
+    Clock,
+    Fn,
+    Interval,
+    Logic,
+    Matrix,
+    Named,
+    Node,
+    Num,
+    Quantity,
+    Ratio,
+    Rel,
+    Seq,
+    SetBuilder,
+    SetOp,
+    Sym,
+    Text,
+    add,
+    divide,
+    map_children,
+    multiply,
+    negate,
+    symbols,
 )  # fmt: skip
-from math_verifier.parse.vocabulary import unit_of
+from math_verifier.parse.units import dimension
 
 MAX_ITEMS: Final = 200
 _SETS: Final = (Interval, SetOp, Named)
@@ -120,7 +141,7 @@ def _directed(a: Node, b: Node, policy: MathPolicy) -> Decision | None:
     if isinstance(a, Matrix) and not isinstance(b, Rel | Text):
         return _matrices(a, b, policy)
     if isinstance(a, Seq) and not isinstance(b, Rel | Logic | SetBuilder | Text | Matrix):
-        return _sequences(a, b, policy) if isinstance(b, Seq) else no("structural", "a list against a single value")
+        return _sequences(a, b, policy) if isinstance(b, Seq) else _repeated(a, b, policy)
     if isinstance(a, Ratio):
         return _ratios(a, b, policy)
     if isinstance(a, BaseNum):
@@ -263,6 +284,15 @@ def _symbolic_sets(a: Node, b: Node, policy: MathPolicy) -> Decision:
 
 
 # -- lists
+
+
+def _repeated(a: Seq, b: Node, policy: MathPolicy) -> Decision:
+    """A list against one value: only where every item is that value, said in several ways."""
+    if a.kind == "list" and len(a.items) <= 4:
+        decision = every(compare(item, b, policy) for item in _values(a.items)[0])
+        if decision.equal:
+            return decision
+    return no("structural", "a list against a single value")
 
 
 def _values(items: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node | None, ...]]:
@@ -439,7 +469,7 @@ def _quantities(a: Node, b: Node, policy: MathPolicy) -> Decision:
     if policy.units == "strict" and (unit_a is None) != (unit_b is None):
         return no("structural", "one side has no unit")
     if unit_a is not None and unit_b is not None:
-        one, two = _dimension(unit_a), _dimension(unit_b)
+        one, two = dimension(unit_a), dimension(unit_b)
         if one is not None and two is not None:
             if one[0] != two[0]:
                 return no("structural", f"units {unit_a} and {unit_b}")
@@ -464,43 +494,8 @@ def _percent(left: Node, unit_a: str | None, right: Node, unit_b: str | None, po
     return next((decision for decision in decisions if decision.equal), decisions[-1])
 
 
-def _dimension(unit: str) -> tuple[tuple[str, int], Fraction] | None:
-    """Dimension with its power, and the scale to its base; None for words that are no known unit."""
-    words = unit.replace("^", " ^").split()
-    power = 1
-    found: tuple[str, float] | None = None
-    for word in words:
-        bare = word.strip(".,()")
-        if bare.lower() in {"square", "sq"}:
-            power = 2
-        elif bare.lower() in {"cubic", "cu"}:
-            power = 3
-        elif bare.startswith("^") and bare[1:].isdigit():
-            power = int(bare[1:])
-        elif found is None:
-            found = unit_of(bare)
-            if found is None:
-                return None
-        elif bare in {"/", "per"}:
-            return None
-    if found is None or not 0 < power < 10:
-        return None
-    return (found[0], power), Fraction(str(found[1])) ** power
-
-
 def _bare(node: Node, policy: MathPolicy) -> Node:
     """Value without its unit, where a unit stands against none."""
     if isinstance(node, Quantity) and policy.units != "strict":
         return _bare(node.value, policy)
     return node
-
-
-def number_of(node: Node) -> Fraction | None:
-    """Exact value of a plain number."""
-    try:
-        return exact(node) if isinstance(node, Num | Mul) else None
-    except NotExact:
-        return None
-
-
-__all__ = ["compare", "is_name", "number_of", "unknown"]

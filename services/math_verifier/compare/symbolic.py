@@ -7,18 +7,21 @@ from typing import Any
 import sympy
 
 from math_verifier.compare.decision import Decision, no, unknown, yes
+from math_verifier.compare.exact import MAX_BITS, MAX_FACTORIAL
 from math_verifier.parse.ast import Add, Apply, BaseNum, Big, Const, Fn, Mul, Node, Num, Pow, Sym
 
-_FUNCTIONS: dict[str, Any] = {
-    "sin": sympy.sin, "cos": sympy.cos, "tan": sympy.tan, "cot": sympy.cot, "sec": sympy.sec, "csc": sympy.csc,
-    "arcsin": sympy.asin, "arccos": sympy.acos, "arctan": sympy.atan, "arccot": sympy.acot, "arcsec": sympy.asec, "arccsc": sympy.acsc,
-    "sinh": sympy.sinh, "cosh": sympy.cosh, "tanh": sympy.tanh, "coth": sympy.coth, "sech": sympy.sech, "csch": sympy.csch,
-    "arcsinh": sympy.asinh, "arccosh": sympy.acosh, "arctanh": sympy.atanh, "ln": sympy.log, "exp": sympy.exp, "abs": sympy.Abs,
-    "floor": sympy.floor, "ceil": sympy.ceiling, "factorial": sympy.factorial, "factorial2": sympy.factorial2,
-    "binom": sympy.binomial, "perm": sympy.ff, "gcd": sympy.gcd, "lcm": sympy.lcm, "max": sympy.Max, "min": sympy.Min,
-    "mod": sympy.Mod, "re": sympy.re, "im": sympy.im, "conj": sympy.conjugate, "arg": sympy.arg, "sgn": sympy.sign,
-    "root": sympy.real_root,
+_SAME_NAME = "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp floor factorial factorial2 gcd lcm re im arg"
+_OTHER_NAME = {
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
+    "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "ln": "log", "abs": "Abs", "ceil": "ceiling",
+    "binom": "binomial", "perm": "ff", "max": "Max", "min": "Min", "mod": "Mod", "conj": "conjugate", "sgn": "sign",
+    "root": "real_root",
 }  # fmt: skip
+_FUNCTIONS: dict[str, Any] = {
+    name: getattr(sympy, other)
+    for name, other in {**{name: name for name in _SAME_NAME.split()}, **_OTHER_NAME}.items()
+}
+_GROWING = frozenset(("factorial", "factorial2", "binom", "perm"))
 _CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "inf": sympy.oo}
 
 
@@ -46,7 +49,7 @@ def to_sympy(node: Node) -> Any:
         case Mul():
             return sympy.Mul(*map(to_sympy, node.factors))
         case Pow():
-            return sympy.Pow(to_sympy(node.base), to_sympy(node.exp))
+            return _power(node)
         case Apply():
             return sympy.Function(node.name)(*map(to_sympy, node.args))
         case Big():
@@ -56,8 +59,20 @@ def to_sympy(node: Node) -> Any:
     raise NotSymbolic(type(node).__name__)
 
 
+def _power(node: Pow) -> Any:
+    """A power, unless SymPy would multiply it out to millions of digits."""
+    base, exponent = to_sympy(node.base), to_sympy(node.exp)
+    if base.is_Rational and exponent.is_Rational and base not in {0, 1, -1}:
+        bits = max(base.p.bit_length(), base.q.bit_length())
+        if abs(exponent) * bits > MAX_BITS:
+            raise NotSymbolic("a power with millions of digits")
+    return sympy.Pow(base, exponent)
+
+
 def _function(node: Fn) -> Any:
     args = [to_sympy(arg) for arg in node.args]
+    if node.name in _GROWING and any(arg.is_Number and abs(arg) > MAX_FACTORIAL for arg in args):
+        raise NotSymbolic("a factorial with millions of digits")
     match node.name:
         case "log":
             return sympy.log(*args)

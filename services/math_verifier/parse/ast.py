@@ -44,7 +44,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Num(Node):
-    """An exact number. ``places`` counts decimals where it was written as a decimal; ``digits`` is a bare integer's text."""
+    """An exact number. ``places`` counts decimals where it was written so; ``digits`` is a bare integer's text."""
 
     value: Fraction
     places: int | None = None
@@ -259,7 +259,7 @@ def symbols(node: Node) -> frozenset[str]:
     if isinstance(node, Sym):
         return frozenset((node.name,))
     if isinstance(node, Big):
-        inner = symbols(node.body) - {node.var} if node.kind != "lim" else symbols(node.body) - {node.var}
+        inner = symbols(node.body) - {node.var}
         bounds = [symbols(bound) for bound in (node.low, node.high) if bound is not None]
         return inner.union(*bounds)
     return frozenset().union(*(symbols(child) for child in node.children()))

@@ -166,15 +166,12 @@ def _number(text: str, position: int, depth: int, spaced: bool, comma: Comma) ->
 
 
 def _repeating(text: str, position: int, fraction: str) -> tuple[Fraction, int]:
-    r"""Value of a repeating tail after ``fraction`` decimals: ``\overline{3}``, ``\dot1 4 \dot2``, ``(3)``, ``333...``."""
+    r"""Value of the repeating tail after some decimals: ``\overline{3}``, ``\dot1 4 \dot2``, ``(3)``, ``333...``."""
     first = _DOT.match(text, position)
     if first:
         end = first.end()
         middle = _DIGITS.match(text, end)
-        if middle:
-            second = _DOT.match(text, middle.end())
-        else:
-            second = _DOT.match(text, end)
+        second = _DOT.match(text, middle.end() if middle else end)
         if second:
             block = (first[1] or first[2]) + (middle[0] if middle else "") + (second[1] or second[2])
             return _tail(block, len(fraction)), second.end()
