@@ -102,9 +102,7 @@ class AdapterRegistry:
         """
         entry = self._loaded.pop(name, None)
         if entry is None:
-            raise RefusedRequest(
-                f"LoRA with name {name} does not exist. Loaded LoRAs: {sorted(self._loaded)}."
-            )
+            raise RefusedRequest(f"LoRA with name {name} does not exist. Loaded LoRAs: {sorted(self._loaded)}.")
         await self._farewell(entry)
 
     async def _farewell(self, entry: Loaded) -> None:

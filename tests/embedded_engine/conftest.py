@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.engine import Client, Reference, RunningEngine, make_adapter, make_model
 
 
@@ -36,7 +37,7 @@ def references(model: Path, adapter_one: Path, adapter_two: Path) -> dict[str | 
 
 @pytest.fixture(scope="session")
 def engine(model: Path, adapter_one: Path, adapter_two: Path) -> Iterator[RunningEngine]:
-    with RunningEngine(model, max_running_requests=16) as running:
+    with RunningEngine(model, max_running_requests=16, context_length=512) as running:
         client = Client(running.url)
         for name, path in (("one", adapter_one), ("two", adapter_two)):
             status, answer = client.post("/load_lora_adapter", lora_name=name, lora_path=str(path))

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
 from support.engine import Client, Reference, RunningEngine, make_adapter
+from support.processes import wait_until
 
 PROMPT = list(b"two and two make")
 
@@ -60,11 +62,12 @@ def test_unloading_waits_for_its_requests(
 ) -> None:
     load(small, "v1", adapter_one)
     with ThreadPoolExecutor(2) as pool:
-        running = pool.submit(small.generate, PROMPT, lora="v1", max_new_tokens=250, temperature=1.0, ignore_eos=True)
-        while not small.get("/v1/loads")[1]["loads"][0]["num_running_reqs"]:
-            pass
+        running = pool.submit(small.generate, PROMPT, lora="v1", max_new_tokens=600, temperature=1.0, ignore_eos=True)
+        wait_until(lambda: small.get("/v1/loads")[1]["loads"][0]["num_running_reqs"] == 1 or running.done())
         assert small.post("/unload_lora_adapter", lora_name="v1")[0] == 200
-        answer = running.result(0.5)
+        assert small.get("/v1/loads")[1]["loads"][0]["num_running_reqs"] == 0
+        answer = running.result(20)
+    assert len(answer["output_ids"]) == 600
     expected = references["one"].logprobs(PROMPT, answer["output_ids"])
     found = [triple[0] for triple in answer["meta_info"]["output_token_logprobs"]]
     assert found == pytest.approx(expected, abs=1e-4)

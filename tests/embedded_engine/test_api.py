@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+
 from support.engine import EOS, VOCAB, Client, RunningEngine
 
 PROMPT = list(b"what is two and two?")
@@ -48,13 +51,14 @@ def test_stop_token_is_kept_in_ids_and_cut_from_text(client: Client) -> None:
 
 def test_the_models_own_end_token_stops(client: Client) -> None:
     """Sampled long enough, a random model ends by itself, and never beyond the end token."""
-    ends = []
-    for seed in range(6):
-        answer = client.generate(PROMPT, max_new_tokens=300, temperature=3.0, sampling_seed=seed)
+    params = {"max_new_tokens": 200, "temperature": 3.0}
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda seed: client.generate(PROMPT, sampling_seed=seed, **params), range(6)))
+    ends = [answer["meta_info"]["finish_reason"]["type"] for answer in answers]
+    for answer, end in zip(answers, ends, strict=True):
         ids = answer["output_ids"]
-        ends.append(answer["meta_info"]["finish_reason"]["type"])
         assert EOS not in ids[:-1]
-        assert (ids[-1] == EOS) == (ends[-1] == "stop")
+        assert (ids[-1] == EOS) == (end == "stop")
     assert "stop" in ends
 
 
@@ -111,7 +115,7 @@ def test_stream_is_cumulative(client: Client) -> None:
     assert seen.pop() == "[DONE]"
     answers = [json.loads(item) for item in seen]
     assert answers[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 9}
-    for before, after in zip(answers, answers[1:], strict=False):
+    for before, after in itertools.pairwise(answers):
         assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
         assert len(after["meta_info"]["output_token_logprobs"]) == len(after["output_ids"])
 
@@ -183,5 +187,10 @@ def test_status_pages(client: Client, engine: RunningEngine) -> None:
     _, server = client.get("/server_info")
     assert server["dtype"] == "float32"
     _, metrics = client.get("/metrics")
-    for name in ("num_running_reqs", "prompt_tokens_total", "generation_tokens_total", "e2e_request_latency_seconds_sum"):
+    for name in (
+        "num_running_reqs",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "e2e_request_latency_seconds_sum",
+    ):
         assert f"sglang:{name}{{" in metrics

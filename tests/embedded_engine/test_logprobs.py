@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.engine import Client, Kind, Reference, RunningEngine, make_adapter, make_model
 
 TOLERANCE = 1e-4

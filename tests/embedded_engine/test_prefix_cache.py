@@ -43,7 +43,11 @@ class Uid:
 
 def request(tokens: list[int], uid: int, slot: int) -> Generation:
     made = Generation(
-        rid="r", prompt_ids=tokens, plan=PLAN, adapter=Uid(uid) if uid else None, notify=lambda _: None  # type: ignore[arg-type]
+        rid="r",
+        prompt_ids=tokens,
+        plan=PLAN,
+        adapter=Uid(uid) if uid else None,
+        notify=lambda _: None,  # type: ignore[arg-type]
     )
     made.slot = slot
     return made

@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
-from support.engine import Client, RunningEngine, make_model
-from support.processes import gristmill, wait_until
 
 from embedded_engine.config import EngineConfig
 from embedded_engine.errors import UnsupportedModel
 from embedded_engine.model.runner import load_model
 from embedded_engine.server import EngineServer
 from gristmill.errors import ConfigError
+from support.engine import Client, RunningEngine, make_model
+from support.processes import gristmill, wait_until
 
 PROMPT = list(b"hello")
 
@@ -45,11 +45,11 @@ def test_the_command_serves_and_drains_on_sigterm(model: Path, tmp_path: Path) -
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: answers(url) or process.status is not None, 60)
         assert process.status is None, process.text()
-        body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 480, "ignore_eos": True}}
+        body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}}
         with ThreadPoolExecutor(1) as pool:
             last = pool.submit(httpx.post, f"{url}/generate", json=body, timeout=30)
             client = Client(url)
-            wait_until(lambda: client.get("/v1/loads")[1]["loads"][0]["num_running_reqs"] == 1, 10)
+            wait_until(lambda: last.done() or client.get("/v1/loads")[1]["loads"][0]["num_running_reqs"] == 1, 10)
             client.http.close()
             process.terminate()
             assert last.result(20).json()["meta_info"]["finish_reason"]["type"] in ("abort", "length")

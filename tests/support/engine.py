@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -39,7 +40,7 @@ def make_model(folder: Path, kind: Kind = "qwen2", *, hidden: int = 64, layers: 
         "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": 4096,
         "initializer_range": 0.15,
         "eos_token_id": EOS,
         "bos_token_id": None,
@@ -137,6 +138,15 @@ class RunningEngine:
             asyncio.run(self.server.run_engine())
         except Exception as error:  # noqa: BLE001 (kept for the test to look at)
             self.failure = error
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that speaks SGLang's API, and what the contract suite may feed it."""
+
+    url: str
+    adapters: tuple[str, ...]
+    checkpoint: str | None
 
 
 class Client:
