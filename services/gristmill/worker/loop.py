@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from types import CoroutineType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from confluent_kafka import KafkaError
@@ -23,31 +24,27 @@ from gristmill.errors import BadInput, ConfigError, InfrastructureError
 from gristmill.kafka import consumer_config, producer_config
 from gristmill.messages import Message
 from gristmill.service import ServiceContext
-from gristmill.topics import MAX_MESSAGE_BYTES, Topic
-from gristmill.worker.dead_letters import dead_letter_headers
-from gristmill.worker.ownership import GivenBack, owner
+from gristmill.topics import Topic
+from gristmill.worker.outbox import Encoded, OnDeadLetter, Outbox, read_headers
+from gristmill.worker.ownership import GivenBack, only_while_owned, owner
 from gristmill.worker.partition import Limits, Partition
-from gristmill.worker.records import NO_HEADERS, Headers, Incoming, Outgoing, RawRecord
+from gristmill.worker.records import Incoming, Outgoing
 from gristmill.worker.retry import RetryPolicy
-from gristmill.worker.sink import MISCONFIGURED, PURGED, REFUSED, HeaderList, Sink, write_error
+from gristmill.worker.sink import Sink
 from gristmill.worker.source import Batch, Source
 from gristmill.worker.stats import worker_stats
 from gristmill.worker.window import Slot
 
 M = TypeVar("M", bound=Message)
 Handler: TypeAlias = Callable[[Incoming[M]], Iterable[Outgoing] | Awaitable[Iterable[Outgoing]]]
-OnDeadLetter: TypeAlias = Callable[[RawRecord, Exception], Iterable[Outgoing]]
 
 YIELD_EVERY = 64
 """Records that a lane may handle before other tasks get a turn."""
-REWRITE_S = 1.0
 LEAVE_S = 15.0
 """Seconds that leaving the group may take after the drain."""
 POLL_DEADLINE_S = 60.0
-ENVELOPE_BYTES = 512
-"""Room for Kafka's own framing of a record."""
-
-Encoded: TypeAlias = tuple[str, str | bytes | None, bytes | None, HeaderList | None]
+_PLAIN = (list, tuple)
+"""What most synchronous handlers give: told from an awaitable by the cheapest test there is."""
 
 
 class Worker(Generic[M]):
@@ -81,7 +78,7 @@ class Worker(Generic[M]):
             concurrency: handlers at work at once per partition.
             on_dead_letter: further outputs for a record that is given up, e.g. a verdict that says so.
             retry: limits for infrastructure errors.
-            buffer_records: records that may wait for a handler per partition, by default 1000 or more.
+            buffer_records: records that may wait for a handler per partition, by default 2000 or more.
             buffer_bytes: bytes that may wait per partition; one record more than that may be held.
             window_records: records from the oldest unsettled one on, per partition.
             commit_interval_s: seconds between commits.
@@ -99,15 +96,14 @@ class Worker(Generic[M]):
         self._ctx = ctx
         self._group = group
         self._topics = {topic.name: topic for topic in inputs}
+        self._types = {topic.name: cast("type[M]", topic.message) for topic in inputs}
+        self._decode = ctx.codec.decode
         self._handler = handler
-        self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 (an object with an async __call__)
-        )
         self._on_dead_letter = on_dead_letter
         self._retry = retry or RetryPolicy()
         self._limits = Limits(
             concurrency=concurrency,
-            buffer_records=buffer_records or max(1000, 2 * concurrency),
+            buffer_records=buffer_records or max(2000, 2 * concurrency),
             buffer_bytes=buffer_bytes,
             window_records=max(window_records, 2 * concurrency),
         )
@@ -124,6 +120,7 @@ class Worker(Generic[M]):
         self._producer_config = producer_config(ctx.common) | client | (producer_options or {})
         self._loop: asyncio.AbstractEventLoop
         self._sink: Sink
+        self._outbox: Outbox
         self._source: Source
 
     @property
@@ -146,6 +143,7 @@ class Worker(Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._finished = asyncio.Event()
         self._sink = Sink(self._producer_config, self._on_producer_error)
+        self._outbox = Outbox(self._ctx, self._sink, self._stats, self._on_dead_letter, self._fail)
         self._source = Source(
             self._consumer_config, list(self._topics), self, self._stats, self._ctx.log, **self._source_options
         )
@@ -262,173 +260,84 @@ class Worker(Generic[M]):
             self._start_lane(partition)
 
     async def _lane(self, partition: Partition) -> None:
+        """Handle one record after the other. No call or task more than needed: this is the hot path."""
         partition.starting = False
         owner.set(partition)
+        handler = self._handler
+        outbox = self._outbox
+        encode = outbox.encode
+        clock = time.perf_counter
         turns = YIELD_EVERY
         while partition.buffer and self._failure is None:
             slot = partition.take()
             if not partition.starting:
                 self._start_lane(partition)
-            await self._process(partition, slot)
+            started = clock()
+            try:
+                result = handler(self._incoming(partition, slot))
+                if isinstance(result, CoroutineType):
+                    result = await result
+                elif not isinstance(result, _PLAIN):
+                    result = await _outputs(result)
+                outputs = [encode(output) for output in result]
+            except GivenBack:
+                partition.give_back()
+                continue
+            except (BadInput, InfrastructureError) as error:
+                given = await self._after_error(partition, slot, error, started)
+                if given is None:
+                    continue
+                outputs = given
+            partition.stats.handled(clock() - started)
+            rest = outbox.write(partition, slot, outputs)
+            if rest:
+                await outbox.push(partition, slot, rest)
             turns -= 1
             if not turns:
                 turns = YIELD_EVERY
                 await asyncio.sleep(0)
 
-    async def _process(self, partition: Partition, slot: Slot) -> None:
-        """Handle one record to the point where its outputs are with the producer."""
-        stats = partition.stats
-        started = time.perf_counter()
+    async def _after_error(
+        self, partition: Partition, slot: Slot, error: BadInput | InfrastructureError, started: float
+    ) -> list[Encoded] | None:
+        """Outputs of a record whose first attempt failed: of a later one, or its dead letter; None if given back."""
         attempt = 1
         while True:
+            delay = None
+            if isinstance(error, InfrastructureError):
+                delay = self._retry.delay(attempt, time.perf_counter() - started)
+            if delay is None:
+                return self._outbox.given_up(partition, slot, error)
+            self._ctx.log.warning("retrying", attempt=attempt, delay_s=round(delay, 3), error=str(error))
+            partition.stats.retries += 1
+            attempt += 1
             try:
+                async with only_while_owned():
+                    await asyncio.sleep(delay)
                 result = self._handler(self._incoming(partition, slot))
-                if self._is_async or inspect.isawaitable(result):
-                    result = await cast(Awaitable[Iterable[Outgoing]], result)
-                outputs = [self._encode(output) for output in result]
-                break
+                if not isinstance(result, _PLAIN):
+                    result = await _outputs(result)
+                return [self._outbox.encode(output) for output in result]
             except GivenBack:
                 partition.give_back()
-                return
-            except BadInput as error:
-                outputs = self._given_up(partition, slot, error)
-                break
-            except InfrastructureError as error:
-                delay = self._retry.delay(attempt, time.perf_counter() - started)
-                if delay is None:
-                    outputs = self._given_up(partition, slot, error)
-                    break
-                self._ctx.log.warning("retrying", attempt=attempt, delay_s=round(delay, 3), error=str(error))
-                stats.retries += 1
-                attempt += 1
-                await asyncio.sleep(delay)
-        stats.handled(time.perf_counter() - started)
-        await self._write(partition, slot, outputs)
+                return None
+            except (BadInput, InfrastructureError) as again:
+                error = again
 
     def _incoming(self, partition: Partition, slot: Slot) -> Incoming[M]:
         message = slot.message
-        topic = partition.topic
         key = message.key()
-        decoded = self._ctx.codec.decode(message.value(), cast(type[M], topic.message))
+        topic = partition.topic
         return Incoming(
-            decoded,
+            self._decode(message.value(), self._types[topic.name]),
             topic.name,
             partition.number,
             slot.offset,
             None if key is None else key.decode("utf-8", "replace"),
-            _headers(message),
+            read_headers(message),
             message.timestamp()[1],
         )
 
-    def _encode(self, output: Outgoing) -> Encoded:
-        value = self._ctx.codec.encode(output.message)
-        key = output.message.key if output.key is None else output.key
-        headers = None
-        size = len(value) + len(key) + ENVELOPE_BYTES
-        if output.headers:
-            headers = [(k, v.encode() if isinstance(v, str) else v) for k, v in output.headers.items()]
-            size += sum(len(k) + len(v) for k, v in headers)
-        if size > MAX_MESSAGE_BYTES:
-            raise BadInput(f"{type(output.message).__name__} {key}: {size} bytes, {MAX_MESSAGE_BYTES} are allowed")
-        return output.topic.name, key, value, headers
 
-    async def _write(self, partition: Partition, slot: Slot, outputs: list[Encoded]) -> None:
-        """Give all outputs to the producer; the last acknowledgement settles the record."""
-        if not outputs:
-            partition.settle(slot)
-            return
-        slot.pending += len(outputs)
-
-        def delivered(error: KafkaError | None, message: Any) -> None:
-            if error is not None:
-                self._undelivered(partition, slot, error, message, delivered)
-                return
-            self._stats.topic(message.topic()).sent += 1
-            slot.pending -= 1
-            if not slot.pending and slot.message is not None:
-                partition.settle(slot)
-
-        for index, (topic, key, value, headers) in enumerate(outputs):
-            try:
-                if not self._sink.offer(topic, key, value, headers, delivered):
-                    await self._sink.write(topic, key, value, headers, delivered)
-            except BadInput as error:
-                slot.pending -= len(outputs) - index
-                await self._write(partition, slot, self._given_up(partition, slot, error))
-                return
-
-    def _undelivered(
-        self, partition: Partition, slot: Slot, error: KafkaError, message: Any, delivered: Callable[..., None]
-    ) -> None:
-        """An output that the broker did not take: never lost, whatever the reason."""
-        topic = message.topic()
-        if self._failure is not None or slot.message is None or error.code() in PURGED:
-            return
-        if error.fatal() or error.code() in MISCONFIGURED:
-            self._fail(write_error(topic, error))
-            return
-        self._ctx.log.warning("undelivered", topic=topic, error=error.str())
-        if error.code() in REFUSED:
-            self._spawn(partition, self._write_dead_letter(partition, slot, write_error(topic, error)))
-        else:
-            again = (topic, message.key(), message.value(), message.headers(), delivered)
-            self._spawn(partition, self._write_again(again))
-
-    async def _write_dead_letter(self, partition: Partition, slot: Slot, error: Exception) -> None:
-        """In place of an output that the broker refused; its share of ``pending`` is given back last."""
-        if not slot.given_up:
-            await self._write(partition, slot, self._given_up(partition, slot, error))
-        slot.pending -= 1
-        if not slot.pending and slot.message is not None:
-            partition.settle(slot)
-
-    async def _write_again(self, output: tuple[Any, ...]) -> None:
-        await asyncio.sleep(REWRITE_S)
-        await self._sink.write(*output)
-
-    def _spawn(self, partition: Partition, work: Any) -> None:
-        task = self._loop.create_task(work)
-        partition.lanes.add(task)
-
-        def done(finished: asyncio.Task[None]) -> None:
-            partition.lanes.discard(finished)
-            if not finished.cancelled() and (error := finished.exception()) is not None:
-                self._fail(error)
-
-        task.add_done_callback(done)
-
-    def _given_up(self, partition: Partition, slot: Slot, error: Exception) -> list[Encoded]:
-        """The dead letter of a record, and what ``on_dead_letter`` adds."""
-        slot.given_up = True
-        message = slot.message
-        record = RawRecord(
-            partition.topic.name,
-            partition.number,
-            slot.offset,
-            message.key(),
-            message.value(),
-            _headers(message),
-            message.timestamp()[1],
-        )
-        partition.stats.dead += 1
-        self._ctx.log.warning(
-            "dead_letter", topic=record.topic, partition=record.partition, offset=record.offset, error=str(error)
-        )
-        headers = dead_letter_headers(record, error, self._ctx.name)
-        value = record.value
-        size = len(value or b"") + len(record.key or b"") + sum(len(k) + len(v) for k, v in headers) + ENVELOPE_BYTES
-        if value is not None and size > MAX_MESSAGE_BYTES:
-            headers.append(("value_dropped_bytes", str(len(value)).encode()))
-            value = None
-        outputs: list[Encoded] = [(self._ctx.topics.dead_letters.name, record.key, value, headers)]
-        if self._on_dead_letter is not None:
-            try:
-                outputs += [self._encode(output) for output in self._on_dead_letter(record, error)]
-            except BadInput as problem:
-                self._ctx.log.warning("dead_letter_without_outputs", offset=record.offset, error=str(problem))
-        return outputs
-
-
-def _headers(message: Any) -> Headers:
-    found = message.headers()
-    return {name: value or b"" for name, value in found} if found else NO_HEADERS
+async def _outputs(result: Iterable[Outgoing] | Awaitable[Iterable[Outgoing]]) -> Iterable[Outgoing]:
+    return await result if inspect.isawaitable(result) else result

@@ -78,11 +78,10 @@ class Partition:
         """Take records from the consumer."""
         if self.closed:
             return
-        for message in messages:
-            slot = Slot(message.offset(), message)
-            self.window.open(slot)
-            self.buffer.append(slot)
-            self.buffered_bytes += len(message)
+        slots = [Slot(message.offset(), message) for message in messages]
+        self.window.extend(slots)
+        self.buffer.extend(slots)
+        self.buffered_bytes += sum(map(len, messages))
         self.stats.received += len(messages)
         self._update_full()
 

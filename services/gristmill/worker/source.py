@@ -34,8 +34,8 @@ from gristmill.worker.partition import Partition
 from gristmill.worker.stats import WorkerStats
 
 POLL_S = 0.05
-BATCH = 500
-BACKLOG = 500
+BATCH = 1000
+BACKLOG = 2000
 """Records waiting for handlers, over all partitions that are not full, above which polling slows down."""
 BACKLOG_TURN_S = 0.005
 BACKLOG_TURNS = 10

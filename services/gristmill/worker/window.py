@@ -41,6 +41,10 @@ class Window:
         """Add a record that has just arrived."""
         self._slots.append(slot)
 
+    def extend(self, slots: list[Slot]) -> None:
+        """Add records that have just arrived, in order."""
+        self._slots.extend(slots)
+
     def settle(self, slot: Slot) -> None:
         """Mark a record as done with; its message is let go."""
         slot.settled = True
