@@ -88,6 +88,7 @@ def _resolve(
         engines=tuple(engine or ()),
         bootstrap=bootstrap,
         versions=versions,
+        hold_out=prefix == "demo",
         config_file=config,
         flags=flags,
     )

@@ -30,6 +30,8 @@ class LineOptions:
     """A running cluster; None starts the embedded broker."""
     versions: int | None = None
     """Policy versions to train; None goes on until stopped."""
+    hold_out: bool = False
+    """Keep the sources' held-out problems out of training, to evaluate on them."""
     config_file: Path | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     """``--section.key=value`` settings."""
@@ -60,6 +62,8 @@ def resolve(options: LineOptions, run_id: str) -> ResolvedLine:
     user = _read(options.config_file)
     flags = dict(options.flags)
     chosen: dict[str, Any] = {"problems": {"sources": list(options.sources)}}
+    if options.hold_out:
+        chosen["problems"]["split"] = "train"
     if options.engines:
         chosen["generator"] = {"engines": list(options.engines)}
     if options.bootstrap is not None:
