@@ -30,8 +30,8 @@ from gristmill.errors import ConfigError
 ENV_PREFIX = "GRISTMILL_"
 CONFIG_ENV = "GRISTMILL_CONFIG"
 """Names the YAML file when no ``--config`` flag does."""
-RESERVED_ENV = frozenset({CONFIG_ENV, "GRISTMILL_SHARED"})
-"""Variables with our prefix that are no settings; the latter tells the tests where data sets and Kafka lie."""
+RESERVED_ENV = frozenset({CONFIG_ENV, "GRISTMILL_SHARED", "GRISTMILL_TEST_FORBID_SKIP"})
+"""Variables with our prefix that are no settings; all but the first are for the tests."""
 
 
 class Section(BaseModel):
@@ -207,7 +207,8 @@ def load_settings(
         f"file {config_file}": _read_yaml(config_file) if config_file else {},
         "flags": overrides or {},
     }
-    problems = list(unknown_variables(model, {k: v for k, v in env.items() if k not in RESERVED_ENV}, ENV_PREFIX))
+    ours = {name: value for name, value in env.items() if name not in RESERVED_ENV}
+    problems = list(unknown_variables(model, ours, ENV_PREFIX))
     values: dict[str, Any] = {}
     for source in sources.values():
         values = merge(values, source)

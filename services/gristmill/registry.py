@@ -7,7 +7,9 @@ level for that subject allows is the registry's business; ``gristmill schemas re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import json
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from gristmill.codec import Codec
@@ -32,7 +34,6 @@ class RegistryIds:
             ConfigError: the address is not one.
         """
         try:
-            import httpx
             from confluent_kafka.schema_registry import SchemaRegistryClient
             from confluent_kafka.schema_registry.error import SchemaRegistryError
         except ModuleNotFoundError as error:
@@ -42,7 +43,7 @@ class RegistryIds:
             config["basic.auth.user.info"] = auth
         self._url = url
         self._refused = SchemaRegistryError
-        self._unreachable = (httpx.HTTPError, OSError)
+        self._unreachable: tuple[type[Exception], ...] = (OSError, json.JSONDecodeError, *_transport_errors())
         try:
             self._client = SchemaRegistryClient(config)
         except ValueError as error:
@@ -92,15 +93,31 @@ class RegistryIds:
         try:
             return request()
         except self._refused as error:
-            status = int(error.http_status_code)
-            # 401, 403, 408 and 429 say nothing about the schema: never a reason to give up a record.
-            if status >= 500 or (refusal is DecodeError and status != 404) or status in (408, 429):
-                raise InfrastructureError(f"schema registry {self._url}: {error}") from error
-            raise refusal(f"schema registry {self._url} {what}: {error}") from error
+            if self._decided(error, refusal):
+                raise refusal(f"schema registry {self._url} {what}: {error}") from error
+            raise InfrastructureError(f"schema registry {self._url}: {error}") from error
         except self._unreachable as error:
             raise InfrastructureError(
                 f"schema registry {self._url} does not answer: {type(error).__name__}: {error}"
             ) from error
+
+    @staticmethod
+    def _decided(error: Any, refusal: type[GristmillError]) -> bool:
+        """Whether an error answer is about the schema. A record is given up only when a registry itself says that
+        it does not know the id: a proxy's 404, a missing login or a full server say nothing about it."""
+        status, code = int(error.http_status_code), int(error.error_code or 0)
+        if refusal is DecodeError:
+            return status == 404 and code // 100 == 404
+        return status < 500 and status not in (408, 429)
+
+
+def _transport_errors() -> Iterator[type[Exception]]:
+    """Base errors of the HTTP library under confluent-kafka's client: which one depends on its version."""
+    for library in ("httpx", "httpx2"):
+        try:
+            yield importlib.import_module(library).HTTPError
+        except ModuleNotFoundError:
+            continue
 
 
 def registry_ids(common: CommonConfig) -> RegistryIds:

@@ -273,6 +273,10 @@ def test_shown_settings_mask_secrets_and_read_back(file: Any) -> None:
     assert again.data_dir == Path("/x")
 
 
+def test_variables_of_the_tests_are_no_settings() -> None:
+    assert load(env={"GRISTMILL_TEST_FORBID_SKIP": "1", "GRISTMILL_SHARED": "/x"}).run_id == "default"
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load().run_id = "other"

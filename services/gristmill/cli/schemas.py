@@ -1,4 +1,4 @@
-"""``gristmill schemas``: check the contract."""
+"""``gristmill schemas``: check the contract, and bring it to a registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gristmill.cli.options import FLAG_CONTEXT, ConfigFile, settings_from
 from gristmill.errors import GristmillError
+from gristmill.registry import COMPATIBILITY, registry_ids
 from gristmill.schemas import load_schema, schema_names
 
 schemas = typer.Typer(no_args_is_help=True, help="The Avro contract.")
@@ -31,3 +33,17 @@ def check() -> None:
     if problems:
         raise GristmillError("the schemas break the contract:\n" + "\n".join(f"  {line}" for line in problems))
     Console().print(f"{len(schema_names())} schemas: documented, and compatible both ways with every release")
+
+
+@schemas.command("register", context_settings=FLAG_CONTEXT)
+def register(context: typer.Context, config: ConfigFile = None) -> None:
+    """Register the schemas in the configured registry, and have it refuse incompatible ones from then on."""
+    common = settings_from(config, context.args).common
+    ids = registry_ids(common)
+    table = Table("subject", "id", "compatibility", title=f"schemas in {common.registry_url}", title_justify="left")
+    for name in schema_names():
+        schema = load_schema(name)
+        number = ids.id_of(schema)
+        ids.protect(schema)
+        table.add_row(schema.record, str(number), COMPATIBILITY)
+    Console().print(table)
