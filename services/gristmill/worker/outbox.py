@@ -78,6 +78,14 @@ class Outbox:
         if not outputs:
             partition.settle(slot)
             return outputs
+        if len(outputs) == 1:
+            slot.pending += 1
+            topic, key, value, headers = outputs[0]
+            try:
+                taken = self._sink.offer(topic, key, value, headers, partial(self._delivered, partition, slot))
+            except BadInput as error:
+                return self._refused(partition, slot, 1, error)
+            return [] if taken else outputs
         slot.pending += len(outputs)
         done = partial(self._delivered, partition, slot)
         offer = self._sink.offer
@@ -86,11 +94,14 @@ class Outbox:
                 if not offer(topic, key, value, headers, done):
                     return outputs[index:]
             except BadInput as error:
-                slot.pending -= len(outputs) - index
-                if slot.given_up:
-                    raise InfrastructureError(f"the dead letter of a record was refused: {error}") from error
-                return self.write(partition, slot, self.given_up(partition, slot, error))
+                return self._refused(partition, slot, len(outputs) - index, error)
         return []
+
+    def _refused(self, partition: Partition, slot: Slot, unwritten: int, error: BadInput) -> list[Encoded]:
+        slot.pending -= unwritten
+        if slot.given_up:
+            raise InfrastructureError(f"the dead letter of a record was refused: {error}") from error
+        return self.write(partition, slot, self.given_up(partition, slot, error))
 
     async def push(self, partition: Partition, slot: Slot, rest: list[Encoded]) -> None:
         """Write what is left, waiting for room."""
