@@ -23,11 +23,11 @@ def digest_dir(folder: Path) -> str:
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder}: no such folder")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [path for path in folder.rglob("*") if path.is_file()]
     if not files:
         raise ArtifactError(f"{folder}: the folder holds no file")
     lines = (f"{digest_file(path)}  {path.relative_to(folder).as_posix()}\n" for path in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
 def to_uri(folder: Path) -> str:
