@@ -53,7 +53,7 @@ NEW = {"name": "novel", "type": "string", "doc": "New."}
 BREAKS: list[tuple[Change, str]] = [
     (lambda fields: fields.append(NEW), r"rejection: cannot read records of 9\.9\.9: .*novel"),
     (lambda fields: fields.remove(field(fields, "who")), r"rejection: cannot be read by 9\.9\.9: .*who"),
-    (lambda fields: field(fields, "lag").update(type="string"), r"rejection: cannot read records of"),
+    (lambda fields: field(fields, "lag").update(type="string", default=""), r"rejection: cannot read records of"),
     (lambda fields: field(fields, "ordinal").update(type="int"), r"cannot read records of 9\.9\.9"),
     (lambda fields: field(fields, "lengths").update(type={"type": "array", "items": "long"}), r"cannot be read by"),
     (lambda fields: field(fields, "why")["type"]["symbols"].append("bored"), r"cannot be read by 9\.9\.9: .*bored"),
