@@ -15,6 +15,7 @@ import msgspec
 
 from sglang_generator.config import GeneratorConfig
 from sglang_generator.errors import EngineError, Kind, RequestRefused
+from sglang_generator.lanes import KEEPALIVE_S, Lanes
 from sglang_generator.wire import (
     Expected,
     Generated,
@@ -29,10 +30,9 @@ from sglang_generator.wire import (
 R = TypeVar("R")
 
 _JSON = {"Content-Type": "application/json"}
+_CONTROL_CONNECTIONS = 8
 _encode = msgspec.json.Encoder().encode
 _generate_reply = msgspec.json.Decoder(GenerateReply)
-_KEEPALIVE_S = 2.0
-"""Idle connections are dropped before the server drops them (uvicorn: 5 s), else a request may meet a closed one."""
 
 
 class EngineClient:
@@ -51,16 +51,15 @@ class EngineClient:
             base_url=url,
             # Deadlines are set around each call: a read timeout would only bound the silence between bytes.
             timeout=httpx.Timeout(None, connect=config.connect_timeout_s),
-            limits=httpx.Limits(
-                max_connections=config.engine_concurrency + 16,
-                max_keepalive_connections=config.engine_concurrency + 16,
-                keepalive_expiry=_KEEPALIVE_S,
-            ),
+            limits=httpx.Limits(max_connections=_CONTROL_CONNECTIONS, keepalive_expiry=KEEPALIVE_S),
             trust_env=False,  # engines are internal; a proxy from the environment would take loopback away
         )
+        self._lanes = Lanes(url, config.connect_timeout_s)
+        self._generate_headers = list(self._headers.items())
         self._deadlines: dict[str, asyncio.Timeout] = {}
 
     async def close(self) -> None:
+        await self._lanes.close()
         await self._http.aclose()
 
     @property
@@ -89,15 +88,15 @@ class EngineClient:
         try:
             async with asyncio.timeout(timeout_s or self._request_timeout_s) as deadline:
                 self._deadlines[rid] = deadline
-                response = await self._send("POST", "/generate", self._headers, _encode(body))
+                status, content = await self._lanes.post("/generate", self._generate_headers, _encode(body))
         except TimeoutError:
             raise EngineError("timeout", f"{self.url}: no response in time, or the engine was given up") from None
         finally:
             self._deadlines.pop(rid, None)
-        if response.status_code != 200:
-            raise self._failure(response, "/generate")
+        if status != 200:
+            raise self._failure(status, content, "/generate")
         try:
-            reply = _generate_reply.decode(response.content)
+            reply = _generate_reply.decode(content)
         except msgspec.DecodeError as error:
             raise EngineError("protocol", f"{self.url}/generate: not SGLang's response: {error}") from error
         try:
@@ -172,7 +171,7 @@ class EngineClient:
         except TimeoutError:
             raise EngineError("timeout", f"{self.url}{path}: no answer in time") from None
         if response.status_code != 200 and not (response.status_code == 400 and refusal):
-            failure = self._failure(response, path)
+            failure = self._failure(response.status_code, response.content, path)
             raise failure if isinstance(failure, EngineError) else EngineError("protocol", str(failure))
         if reply is None:
             return None  # type: ignore[return-value]
@@ -190,10 +189,9 @@ class EngineClient:
             reason = str(error) or type(error).__name__
             raise EngineError("connection", f"{self.url}: connection failed: {reason}") from error
 
-    def _failure(self, response: httpx.Response, path: str) -> EngineError | RequestRefused:
+    def _failure(self, status: int, content: bytes, path: str) -> EngineError | RequestRefused:
         """The error behind a status that is not 200."""
-        status = response.status_code
-        text = _message(response)
+        text = _message(content)
         where = f"{self.url}{path}: HTTP {status}: {text}"
         lowered = text.lower()
         if status in (400, 422) and "lora" in lowered and ("loaded" in lowered or "not enabled" in lowered):
@@ -208,12 +206,12 @@ def _bearer(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def _message(response: httpx.Response) -> str:
+def _message(content: bytes) -> str:
     """SGLang's error text, whichever of its shapes it has, cut to a line."""
     try:
-        body = msgspec.json.decode(response.content)
+        body = msgspec.json.decode(content)
     except msgspec.DecodeError:
-        return response.text[:300]
+        return content[:300].decode("utf-8", "replace")
     for key in ("error", "error_message", "message", "detail"):
         if isinstance(body, dict) and key in body:
             value = body[key]
