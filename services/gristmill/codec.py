@@ -97,7 +97,7 @@ class Codec:
         try:
             return header + write(message)
         except WRITE_ERRORS as error:
-            raise BadInput(f"{type(message).__name__} {message.key}: {_explain(message, error)}") from error
+            raise BadInput(f"{type(message).__name__} {message.key!r}: {_explain(message, error)}") from error
 
     def decode(self, data: bytes | None, expected: type[M]) -> M:
         """Decode a record that was written with any version of the schema of ``expected``.

@@ -168,7 +168,7 @@ def test_bad_input_says_where_and_what() -> None:
     broken = msgspec.structs.replace(small_message(Completion), group_id="run:00000007", sampling=sampling)
     with pytest.raises(BadInput) as caught:
         CODEC.encode(broken)
-    assert "run:00000007" in str(caught.value)
+    assert "Completion 'run:00000007'" in str(caught.value)
     assert "$.sampling.max_new_tokens" in str(caught.value)
 
 

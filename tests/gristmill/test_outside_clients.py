@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,14 @@ from gristmill.config import CommonConfig
 from gristmill.kafka import consumer_config, producer_config
 from gristmill.messages import MESSAGES, Completion, Message, pack_ids, pack_logprobs
 from gristmill.registry import open_codec
-from gristmill.schemas import load_schema
+from gristmill.topics import Topics
 from support.context import apply_topics
 from support.messages import small_message
 from support.registry import Registry, install_outside_clients
 
 pytestmark = pytest.mark.registry
 
-# Integers beyond 2^53 have no exact double, which is all that JavaScript has.
+ROOT = Path(__file__).parents[2]
 SAMPLES = [small_message(message) for message in MESSAGES]
 
 
@@ -127,16 +128,39 @@ def test_confluent_kafka_reads_a_topic(registry: Registry, embedded_broker: Any,
     ] == [plain(message) for message in sent]
 
 
-def test_without_a_registry_the_schema_file_is_enough() -> None:
-    """As docs/messages.md shows it: fastavro, the .avsc file, numpy; nothing of ours."""
-    import io
+def blocks() -> list[str]:
+    """The Python examples of docs/messages.md."""
+    page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
-    import fastavro
-    import numpy as np
 
+def test_the_examples_of_the_page_run(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     value = small_message(Completion)
-    data = Codec().encode(value)
-    schema = fastavro.parse_schema(json.loads(load_schema("completion").text))
-    record = fastavro.schemaless_reader(io.BytesIO(data[5:]), schema, None)
-    assert np.frombuffer(record["logprobs"], "<f4").size == 1
-    assert np.frombuffer(record["completion_token_ids"], "<i4").tolist() == [0x04030201]
+    with_registry, without, ours = blocks()
+
+    names: dict[str, Any] = {
+        "registry_url": registry.url,
+        "value": open_codec(CommonConfig(registry_url=registry.url)).encode(value),
+    }
+    exec(with_registry, names)
+    assert names["record"]["sample_id"] == "text"
+
+    names = {"value": Codec().encode(value)}
+    exec(without, names)
+    assert names["token_ids"].tolist() == [0x04030201]
+    assert names["logprobs"].size == 1
+
+    names = {"value": Codec().encode(value)}
+    exec(ours, names)
+    assert names["completion"] == value
+    assert names["token_ids"].tolist() == [0x04030201]
+
+
+def test_the_page_lists_the_topics_as_declared() -> None:
+    page = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z.-]+)` \| [^|]+ \| (?:`(\w+)`|raw bytes) \| (\d+) \|", page, re.MULTILINE)
+    declared = [
+        (topic.name, topic.message.__name__ if topic.message else "", str(topic.partitions)) for topic in Topics()
+    ]
+    assert rows == declared
