@@ -10,6 +10,8 @@ import re
 import unicodedata
 from typing import Final
 
+MAX_WRAPPERS: Final = 8
+"""Braces around a whole answer that are taken off; the parser takes off the rest."""
 SUPERSCRIPTS: Final = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni", strict=True))
 SUBSCRIPTS: Final = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ", "0123456789+-nx", strict=True))
 
@@ -178,10 +180,10 @@ def _full_stop(text: str) -> str:
 
 def _unwrap(text: str) -> str:
     """Drop braces around the whole text."""
-    while text.startswith("{") and text.endswith("}") and _matching(text) == len(text) - 1:
-        text = text[1:-1].strip()
-        if not text:
+    for _ in range(MAX_WRAPPERS):
+        if not (text.startswith("{") and text.endswith("}") and _matching(text) == len(text) - 1):
             break
+        text = text[1:-1].strip()
     return text
 
 

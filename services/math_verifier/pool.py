@@ -240,12 +240,15 @@ class MathPool:
                 worker.kill()
 
     def _run(self, number: int, worker: _Worker | None, task: Task) -> tuple[Outcome, _Worker | None]:
+        deadline = time.monotonic() + self.time_limit_s
         for attempt in (1, 2):
             if worker is None or worker.tasks >= self._tasks_per_worker or worker.peak_mb > 0.8 * self.memory_limit_mb:
                 if worker is not None:
                     worker.kill()
                 worker = self._new(number)
-            status, outcome = worker.check(task, self.time_limit_s)
+            # The second attempt has what the first left, but a fresh worker's start is not the check's fault.
+            limit = self.time_limit_s if attempt == 1 else max(deadline - time.monotonic(), self.time_limit_s / 10)
+            status, outcome = worker.check(task, limit)
             if status == "done" and outcome is not None:
                 return outcome, worker
             worker.kill()

@@ -51,7 +51,8 @@ def serve(connection: Connection, memory_limit_mb: int) -> None:
         reply: tuple[str, Any]
         try:
             reply = ("done", check(gold, answer, policy))
-        except MemoryError:
+        except (MemoryError, SystemError):
+            # CPython 3.11 sometimes loses a MemoryError and raises SystemError ("returned NULL") in its place.
             reply = ("memory", None)
         except RecursionError:
             reply = ("done", Outcome("unparsable", answer, "string", "nested too deeply"))

@@ -52,11 +52,35 @@ def compare(a: Node, b: Node, policy: MathPolicy) -> Decision:
     a, b = prepared(a), prepared(b)
     if a == b:
         return yes("structural")
-    for one, two in ((a, b), (b, a)):
-        decision = _directed(one, two, policy)
-        if decision is not None:
-            return decision
-    return same_value(_bare(a, policy), _bare(b, policy), policy)
+    if _rank(b) < _rank(a):
+        a, b = b, a
+    return _RULES[_rank(a)](a, b, policy)
+
+
+def _rank(node: Node) -> int:
+    """Which rule a node asks for; of two sides, the lower rank has its way, so order never matters."""
+    match node:
+        case Text():
+            return 0
+        case Rel() | Logic() | SetBuilder():
+            return 1
+        case Seq(kind="set" | "list", items=(_,)):
+            return 2
+        case Interval() | SetOp() | Named():
+            return 3
+        case Matrix():
+            return 4
+        case Seq():
+            return 5
+        case Ratio():
+            return 6
+        case BaseNum():
+            return 7
+        case Clock():
+            return 8
+        case Quantity() | Fn(name="pct" | "deg"):
+            return 9
+    return 10
 
 
 def prepared(node: Node) -> Node:
@@ -123,40 +147,33 @@ def _is_domain(item: Node) -> bool:
     )
 
 
-def _directed(a: Node, b: Node, policy: MathPolicy) -> Decision | None:
-    """Rules tried with the sides both ways round; None where none applies."""
-    if isinstance(a, Text):
-        return _texts(a, b, policy)
-    if isinstance(a, Rel | Logic | SetBuilder):
-        return _statements(a, b, policy)
-    if (
-        isinstance(a, Seq)
-        and len(a.items) == 1
-        and a.kind in {"set", "list"}
-        and not isinstance(b, Seq | Rel | Logic | SetBuilder | Text)
-    ):
-        return compare(a.items[0], b, policy) if not isinstance(b, _SETS) else _sets(a, b, policy)
-    if isinstance(a, _SETS) and not isinstance(b, Rel | Logic | SetBuilder | Text):
-        return _sets(a, b, policy)
-    if isinstance(a, Matrix) and not isinstance(b, Rel | Text):
-        return _matrices(a, b, policy)
-    if isinstance(a, Seq) and not isinstance(b, Rel | Logic | SetBuilder | Text | Matrix):
-        return _sequences(a, b, policy) if isinstance(b, Seq) else _repeated(a, b, policy)
-    if isinstance(a, Ratio):
-        return _ratios(a, b, policy)
-    if isinstance(a, BaseNum):
-        return _bases(a, b, policy)
-    if isinstance(a, Clock):
-        return no("structural", "a time of day against something else")
-    if isinstance(a, Quantity) or (isinstance(a, Fn) and a.name in {"pct", "deg"}):
-        return _quantities(a, b, policy)
-    return None
+def _singles(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    """A list or set of one against anything but text and statements."""
+    assert isinstance(a, Seq)
+    if isinstance(b, Seq):
+        return _sequences(a, b, policy)
+    return _sets(a, b, policy) if isinstance(b, _SETS) else compare(a.items[0], b, policy)
+
+
+def _lists(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    assert isinstance(a, Seq)
+    return _sequences(a, b, policy) if isinstance(b, Seq) else _repeated(a, b, policy)
+
+
+def _clocks(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    del a, b, policy
+    return no("structural", "different times of day, or a time against something else")
+
+
+def _leaves(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    return same_value(_bare(a, policy), _bare(b, policy), policy)
 
 
 # -- texts
 
 
-def _texts(a: Text, b: Node, policy: MathPolicy) -> Decision:
+def _texts(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    assert isinstance(a, Text)
     if isinstance(b, Rel):
         value = statement_value(b)
         if value is not None:
@@ -389,7 +406,8 @@ def _matches(item: Node, others: Sequence[Node], policy: MathPolicy) -> Iterator
     return (compare(item, other, policy) for other in others)
 
 
-def _matrices(a: Matrix, b: Node, policy: MathPolicy) -> Decision:
+def _matrices(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    assert isinstance(a, Matrix)
     if isinstance(b, Seq) and (len(a.rows) == 1 or len(a.rows[0]) == 1):
         cells = [cell for row in a.rows for cell in row]
         if b.kind == "set" or len(cells) != len(b.items):
@@ -413,7 +431,8 @@ def _matrices(a: Matrix, b: Node, policy: MathPolicy) -> Decision:
 # -- numbers with something about them
 
 
-def _ratios(a: Ratio, b: Node, policy: MathPolicy) -> Decision:
+def _ratios(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    assert isinstance(a, Ratio)
     if isinstance(b, Ratio):
         if len(a.items) != len(b.items):
             return no("structural", "ratios of different lengths")
@@ -430,7 +449,8 @@ def _ratios(a: Ratio, b: Node, policy: MathPolicy) -> Decision:
     return no("structural", "a ratio against something else")
 
 
-def _bases(a: BaseNum, b: Node, policy: MathPolicy) -> Decision:
+def _bases(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    assert isinstance(a, BaseNum)
     if isinstance(b, BaseNum):
         same = (a.digits.lstrip("0"), a.base) == (b.digits.lstrip("0"), b.base)
         return yes("exact") if same else no("exact", "different digits or bases")
@@ -499,3 +519,9 @@ def _bare(node: Node, policy: MathPolicy) -> Node:
     if isinstance(node, Quantity) and policy.units != "strict":
         return _bare(node.value, policy)
     return node
+
+
+_RULES: Final[tuple[Callable[[Node, Node, MathPolicy], Decision], ...]] = (
+    _texts, _statements, _singles, _sets, _matrices, _lists, _ratios, _bases, _clocks, _quantities, _leaves,
+)  # fmt: skip
+"""By rank."""

@@ -1,0 +1,203 @@
+"""The service on a real broker: payloads, rewards, dead letters, and the offline command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from gristmill.cli import build
+from gristmill.messages import (
+    Completion,
+    PolicySpan,
+    Sampling,
+    Verdict,
+    make_group_id,
+    make_sample_id,
+    pack_ids,
+    pack_logprobs,
+)
+from gristmill.publisher import Publisher
+from gristmill.reader import read_all
+from gristmill.service import ServiceContext
+from gristmill.worker import RawRecord
+from math_verifier.config import MathConfig, MathPolicy
+from math_verifier.service import SERVICE, lost_verdict, reward_of
+from support.context import apply_topics, make_context
+from support.processes import wait_until
+
+OWN = {"status", "reward", "reason", "extracted", "gold", "stage", "verifier", "verifier_version", "verify_s", "detail"}
+"""Fields of a verdict that a completion does not have."""
+
+
+def completion(ordinal: int, index: int, text: str, reference: str | None = "\\frac{1}{2}", **over: Any) -> Completion:
+    group_id = make_group_id("run", ordinal)
+    values: dict[str, Any] = {
+        "run_id": "run",
+        "sample_id": make_sample_id(group_id, index),
+        "group_id": group_id,
+        "index": index,
+        "ordinal": ordinal,
+        "group_size": 8,
+        "problem_id": f"p{ordinal}",
+        "kind": "math",
+        "source": "test",
+        "difficulty": 0.25,
+        "reference": reference,
+        "prompt_token_ids": pack_ids([1, 2, 3]),
+        "completion_token_ids": pack_ids([4, 5, 6, index]),
+        "logprobs": pack_logprobs([-0.5, -0.25, -1.5, -0.125]),
+        "text": text,
+        "finish_reason": "stop",
+        "policy_run_id": "run",
+        "policy_version_oldest": 3,
+        "policy_version_newest": 4,
+        "policy_spans": (PolicySpan(version=3, start=0, length=2), PolicySpan(version=4, start=2, length=2)),
+        "sampling": Sampling(temperature=0.7, max_new_tokens=64, seed=index),
+        "engine": "http://engine",
+        "engine_weight_version": "run-v3",
+        "admission_wait_s": 0.5,
+        "generation_s": 1.5,
+        "problem_created_at_ms": 11,
+        "completed_at_ms": 12,
+    }
+    return Completion(**values | over)
+
+
+class RunningService:
+    """The service in a thread, as ``gristmill run`` would run it."""
+
+    def __init__(self, ctx: ServiceContext[MathConfig]) -> None:
+        self.ctx = ctx
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(SERVICE.run(self.ctx))  # type: ignore[arg-type]
+        except BaseException as error:  # noqa: BLE001 (shown to the test)
+            self.failure = error
+
+    def __enter__(self) -> RunningService:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ctx.stop.set()
+        self._thread.join(40)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def ctx(embedded_broker: Any, prefix: str) -> ServiceContext[MathConfig]:
+    apply_topics(embedded_broker.bootstrap, prefix)
+    config = MathConfig(workers=1, time_limit_s=1.0, unparsable_reward=-0.5, reward_correct=2.0, reward_wrong=0.25)
+    return make_context(embedded_broker.bootstrap, prefix, config, name="math_verifier", drain_timeout_s=10)
+
+
+def verdicts(ctx: ServiceContext[MathConfig]) -> dict[str, Verdict]:
+    records = list(read_all(ctx.common, ctx.codec, ctx.topics.verdicts))
+    found = {record.message.sample_id: record.message for record in records if isinstance(record.message, Verdict)}
+    assert len(found) == len(records)
+    for record in records:
+        assert record.message is not None
+        assert record.key == record.message.group_id
+    return found
+
+
+def test_completions_become_verdicts(ctx: ServiceContext[MathConfig]) -> None:
+    hang = "\\boxed{\\int_0^1 \\frac{\\sin(x^{7}+\\tan x)}{\\sqrt{1+x^{11}\\cos^3 x}} dx}"
+    sent = [
+        completion(1, 0, "so \\boxed{0.5}"),
+        completion(1, 1, "so \\boxed{0.6}"),
+        completion(1, 2, "I do not know"),
+        completion(1, 3, hang, reference="\\pi"),
+        completion(1, 4, "\\boxed{1}", reference=None),
+        completion(1, 5, "\\boxed{1}", reference="\\frac{1"),
+        completion(2, 0, "<think>\\boxed{0.5}", finish_reason="length"),
+    ]
+    with Publisher(ctx.common, ctx.codec) as publisher:
+        for item in sent:
+            publisher.publish(ctx.topics.completions_math, item, {"sample_id": item.sample_id})
+        publisher.publish_raw(
+            ctx.topics.completions_math, "run:00000009", b"rubbish", [("sample_id", b"run:00000009/3")]
+        )
+        publisher.publish_raw(ctx.topics.completions_math, "run:00000010", b"rubbish", [])
+        publisher.flush_acked(30)
+    with RunningService(ctx):
+        wait_until(lambda: len(verdicts(ctx)) >= 8, 60)
+        wait_until(lambda: len(list(read_all(ctx.common, ctx.codec, ctx.topics.dead_letters))) >= 2, 30)
+    found = verdicts(ctx)
+    assert [found[item.sample_id].status for item in sent] == [
+        "correct", "wrong", "unparsable", "timeout", "error", "error", "unparsable",
+    ]  # fmt: skip
+    assert [found[item.sample_id].reward for item in sent] == [2.0, 0.25, -0.5, None, None, None, -0.5]
+    for item in sent:
+        verdict = found[item.sample_id]
+        for name in set(msgspec.structs.asdict(verdict)) - OWN - {"verified_at_ms"}:
+            assert getattr(verdict, name) == getattr(item, name), name
+        assert verdict.gold == item.reference
+    first = found[sent[0].sample_id]
+    assert (first.extracted, first.stage, first.verifier) == ("0.5", "exact", "math_verifier")
+    lost = found["run:00000009/3"]
+    assert (lost.status, lost.reward, lost.index, lost.ordinal, lost.group_size) == ("error", None, 3, 9, 0)
+    letters = list(read_all(ctx.common, ctx.codec, ctx.topics.dead_letters))
+    assert {letter.key for letter in letters} == {"run:00000009", "run:00000010"}
+
+
+@pytest.mark.parametrize(
+    ("status", "reward"),
+    [("correct", 1.0), ("wrong", 0.0), ("unparsable", 0.0), ("timeout", None), ("error", None)],
+)
+def test_only_decided_statuses_carry_a_reward(status: Any, reward: float | None) -> None:
+    assert reward_of(status, MathConfig()) == reward
+    assert reward_of("unparsable", MathConfig(unparsable_reward=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "header"),
+    [(b"run:00000001", None), (b"run:00000002", b"run:00000001/0"), (b"run:00000001", b"nonsense"), (None, b"x/1")],
+)
+def test_a_lost_completion_without_identity_gets_no_verdict(key: bytes | None, header: bytes | None) -> None:
+    headers = {} if header is None else {"sample_id": header}
+    record = RawRecord("completions.math", 0, 0, key, b"", headers)
+    assert lost_verdict(record, ValueError("bad")) is None
+
+
+def test_the_policy_is_a_setting() -> None:
+    assert MathConfig.model_validate({"policy": {"percent": "fraction"}}).policy.percent == "fraction"
+    assert MathConfig().policy == MathPolicy()
+
+
+def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path) -> None:
+    lines = [
+        '{"id": "a", "gold": "\\\\frac{1}{2}", "pred": "0.5"}',
+        "not json",
+        '{"id": "b", "gold": "2", "completion": "The answer is 3."}',
+        "",
+        '{"id": "c", "gold": "2"}',
+        '{"id": "d", "gold": 2, "pred": 2.0}',
+        "[1]",
+        '{"gold": "2", "pred": "((", "extra": 1}',
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(lines), encoding="utf-8")
+    outcome = CliRunner().invoke(
+        build(), ["verify", "math", "--in", str(source), "--out", str(target), "--workers", "1"]
+    )
+    rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    assert [(row["id"], row["status"], row["correct"]) for row in rows] == [
+        ("a", "correct", True), ("b", "wrong", False), ("d", "correct", True), (8, "unparsable", False),
+    ]  # fmt: skip
+    assert set(rows[0]) == {"id", "status", "correct", "extracted", "stage", "seconds"}
+    assert outcome.exit_code == 1
+    for number in (2, 5, 7):
+        assert f"line {number}:" in outcome.output
