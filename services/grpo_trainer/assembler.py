@@ -46,6 +46,7 @@ class Rules:
     unparsable_reward: float | None = None
     incomplete_timeout_s: float = 600.0
     lost_timeout_s: float = 900.0
+    vocab_size: int | None = None
 
     @property
     def window(self) -> int:
@@ -257,7 +258,12 @@ class Assembler:
         self._heard_at = None
 
     def _read(self, verdict: Verdict) -> Sample:
-        sample = read_sample(verdict, unparsable_reward=self.rules.unparsable_reward, temperature=self.temperature)
+        sample = read_sample(
+            verdict,
+            unparsable_reward=self.rules.unparsable_reward,
+            temperature=self.temperature,
+            vocab_size=self.rules.vocab_size,
+        )
         if sample.fault is None and self.temperature is None:
             self.temperature = temperature_of(verdict)
         return sample

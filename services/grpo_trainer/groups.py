@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from gristmill.errors import BadInput
-from gristmill.messages import Verdict, make_group_id, make_sample_id
+from gristmill.messages import Verdict, make_group_id, make_sample_id, unpack_ids, unpack_logprobs
 
 Fault: TypeAlias = Literal["failed", "invalid"]
 
@@ -95,13 +97,16 @@ def temperature_of(verdict: Verdict) -> float:
     return verdict.sampling.temperature
 
 
-def read_sample(verdict: Verdict, *, unparsable_reward: float | None, temperature: float | None) -> Sample:
+def read_sample(
+    verdict: Verdict, *, unparsable_reward: float | None, temperature: float | None, vocab_size: int | None = None
+) -> Sample:
     """Decide whether a verdict can be trained on, leaving freshness aside.
 
     Args:
         verdict: one whose identity was checked.
         unparsable_reward: reward of status ``unparsable`` where the verifier gave none.
         temperature: the run's sampling temperature; None accepts any.
+        vocab_size: bound of token ids; None accepts any.
     """
     reward = verdict.reward
     if verdict.status in ("timeout", "error"):
@@ -114,7 +119,7 @@ def read_sample(verdict: Verdict, *, unparsable_reward: float | None, temperatur
         reward = unparsable_reward
     if reward is None:
         return Sample(verdict, None, "invalid", f"status {verdict.status} without a reward")
-    problem = _payload_problem(verdict, reward)
+    problem = _payload_problem(verdict, reward, vocab_size)
     if problem is None and temperature is not None and temperature_of(verdict) != temperature:
         problem = f"sampled at temperature {temperature_of(verdict)}, the run trains at {temperature}"
     if problem is not None:
@@ -122,7 +127,7 @@ def read_sample(verdict: Verdict, *, unparsable_reward: float | None, temperatur
     return Sample(verdict, float(reward))
 
 
-def _payload_problem(verdict: Verdict, reward: float) -> str | None:
+def _payload_problem(verdict: Verdict, reward: float, vocab_size: int | None) -> str | None:
     if not math.isfinite(reward):
         return f"the reward is {reward}"
     if not verdict.prompt_token_ids or not verdict.completion_token_ids:
@@ -134,4 +139,9 @@ def _payload_problem(verdict: Verdict, reward: float) -> str | None:
             f"{len(verdict.completion_token_ids) // TOKEN_BYTES} completion tokens but "
             f"{len(verdict.logprobs) // TOKEN_BYTES} logprobs"
         )
+    if not np.isfinite(unpack_logprobs(verdict.logprobs)).all():
+        return "a logprob is no finite number"
+    for ids in (unpack_ids(verdict.prompt_token_ids), unpack_ids(verdict.completion_token_ids)):
+        if ids.min() < 0 or (vocab_size is not None and ids.max() >= vocab_size):
+            return f"a token id is outside the vocabulary of {vocab_size}"
     return None

@@ -39,6 +39,11 @@ class Policy:
         """Whether forward passes run in bfloat16 over float32 weights."""
         return bool(self.dtype == torch.bfloat16)
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        return int(self.model.get_input_embeddings().weight.size(0))
+
     def trained(self) -> dict[str, torch.Tensor]:
         """Trained tensors by name, each once."""
         return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}

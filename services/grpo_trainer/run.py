@@ -84,7 +84,7 @@ class TrainerRun:
         if found.folder is not None:
             policy.load_trained(found.folder)
             rng = RngState.load(found.folder)
-        assembler = restore(ctx, found)
+        assembler = restore(ctx, found, policy.vocab_size)
         reader = TopicReader(ctx.common, ctx.codec, ctx.topics.verdicts, Verdict, start=assembler.next_offsets)
         accept_start(ctx, assembler, reader)
         lock = threading.Condition()
@@ -234,7 +234,7 @@ class TrainerRun:
         self.metrics.settled.set(policy.settled_groups)
 
 
-def rules_of(config: TrainerConfig, run_id: str) -> Rules:
+def rules_of(config: TrainerConfig, run_id: str, vocab_size: int) -> Rules:
     """The assembler's share of the configuration."""
     return Rules(
         run_id=run_id,
@@ -245,12 +245,13 @@ def rules_of(config: TrainerConfig, run_id: str) -> Rules:
         unparsable_reward=config.unparsable_reward,
         incomplete_timeout_s=config.incomplete_timeout_s,
         lost_timeout_s=config.lost_timeout_s,
+        vocab_size=vocab_size,
     )
 
 
-def restore(ctx: Context, found: Found) -> Assembler:
+def restore(ctx: Context, found: Found, vocab_size: int) -> Assembler:
     """The assembler as the checkpoint and the log leave it."""
-    rules, state = rules_of(ctx.config, ctx.common.run_id), found.state
+    rules, state = rules_of(ctx.config, ctx.common.run_id, vocab_size), found.state
     if state is None:
         return Assembler(rules, temperature=ctx.config.temperature)
     temperature = ctx.config.temperature or state.temperature

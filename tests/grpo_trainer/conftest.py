@@ -1,10 +1,9 @@
-"""Fixtures of the trainer's tests: an embedded broker, a random tiny policy, and the helpers beside this file."""
+"""Fixtures of the trainer's tests: a random tiny policy, and the helpers beside this file."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,3 @@ def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from trainer_synthetic import make_policy_dir
 
     return make_policy_dir(tmp_path_factory.mktemp("policy") / "base")
-
-
-@pytest.fixture(scope="session")
-def bootstrap() -> Iterator[str]:
-    """Address of an embedded broker; every test uses a topic prefix of its own."""
-    from gristmill.broker import EmbeddedBroker
-
-    with EmbeddedBroker() as broker:
-        yield broker.bootstrap

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import AdminClient
+from trainer_synthetic import make_group
 
 from gristmill.audit import Ledger, Report
 from gristmill.codec import Codec
@@ -19,7 +20,6 @@ from gristmill.reader import TopicReader, read_all
 from gristmill.service import ServiceContext
 from gristmill.topics import Topics, apply
 from grpo_trainer.config import TrainerConfig
-from trainer_synthetic import make_group
 
 MakeGroup = Callable[[int, int], Iterable[Verdict]]
 """Verdicts of a group, from its ordinal and the policy version that samples it."""
