@@ -88,6 +88,13 @@ _PLAIN_LEAD: Final = re.compile(
     r"^\s*(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:(?:final|correct|right)\s+)?answer\s*(?:is|:|=)\s*:?\s*(?=\S)",
     re.I,
 )
+_APPROXIMATE: Final = re.compile(
+    r"^\s*(?:=|\\approx(?![A-Za-z])|(?:approximately|about|roughly|exactly)\s)\s*(?=\S)", re.I
+)
+_ASIDE: Final = re.compile(r"(?<=[\d}\)])\s*\([A-Za-z][A-Za-z .]{2,40}\)$")
+_LETTERED: Final = re.compile(
+    r"\\(?:text|mbox|textrm|textnormal|textbf)\s*\{(\s*(?:[-+]?[\d$][^{}]{0,80}|[A-Za-z](?:\s*,\s*|\s+)(?:and\s+|or\s+)?[A-Za-z])\s*)\}"
+)
 _BOLD: Final = re.compile(r"^\s*(\*\*|__|`+)(.+)\1\s*$", re.S)
 _WS: Final = re.compile(r"\s+")
 _EUROPEAN: Final = re.compile(r"^([^\d]{0,4})(\d{1,3}(?:\.\d{3})+),(\d+)(?!\d)")
@@ -135,13 +142,14 @@ def normalize(text: str) -> str:
             text, count = _STYLE.subn(_plain_style, text)
             if not count or "\\" not in text:
                 break
+        text = _LETTERED.sub(_lettered, text)
         text = _SPACES.sub(" ", text)
     text = _PLAIN_LEAD.sub("", text)
-    text = _dollars(text)
+    text = _dollars(_APPROXIMATE.sub("", text))
     text = _EUROPEAN.sub(lambda m: m[1] + m[2].replace(".", "") + "." + m[3], text)
     text = _DOT_THOUSANDS.sub(lambda m: m[1] + m[2].replace(".", ""), text)
     text = _TRAILING.sub("", _WS.sub(" ", text)).strip()
-    text = _full_stop(text)
+    text = _ASIDE.sub("", _full_stop(text))
     return _unwrap(text)
 
 
@@ -155,6 +163,12 @@ def _plain_style(found: re.Match[str]) -> str:
     ):
         return found[0]
     return f"{{{found[1]}}}"
+
+
+def _lettered(found: re.Match[str]) -> str:
+    """Content of a text group that holds a number or letters of choices, unless it stands behind a value."""
+    before = found.string[: found.start()].rstrip(" ~")
+    return found[0] if before[-1:] in _VALUE_ENDS else found[1]
 
 
 _VALUE_ENDS: Final = frozenset("0123456789}")

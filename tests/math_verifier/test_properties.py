@@ -20,10 +20,11 @@ POLICY = MathPolicy()
 CASES = [json.loads(line) for line in (Path(__file__).parent / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
 ANSWERS = sorted({case["gold"] for case in CASES if not case["id"].startswith(("malformed", "huge"))})
 _PIECES = r"""
-\frac \sqrt { } ( ) [ ] \{ \} | , ; : = < > \le \in + - * / ^ _ ! % \% \$ $ ' x y n e i a 1 2 3 10 0.5 12, 345 \pi \infty
-\sin \log \cup \cap \setminus \mathbb{R} \text{and} \text{cm} and or in \pm \begin{pmatrix} \end{pmatrix} & \\
+\frac \sqrt { } ( ) [ ] \{ \} | , ; : = < > \le \in + - * / ^ _ ! % \% \$ $ ' x y n e i a 1 2 3 10 0.5 12, 345 \pi
+\infty \sin \log \cup \cap \setminus \mathbb{R} \text{and} \text{cm} and or in \pm \begin{pmatrix} \end{pmatrix} & \\
 \sum_{k=1}^3 \int \lim \binom \langle \rangle \lfloor \rfloor ^\circ \bmod \equiv \pmod{3} \overline{3} 0.\overline{3}
-\ldots f(x) gcd(4,6) \mid 1/2 A B cm ° ½ √ \to \cdot \times \choose #### \boxed{ } 9^9^9 1e999999999 7_8 (3)! 4:30 p.m. May
+\ldots f(x) gcd(4,6) \mid 1/2 A B cm ° ½ √ \to \cdot \times \choose #### \boxed{ } 9^9^9 1e999999999
+7_8 (3)! 4:30 p.m. May
 """
 PIECES = _PIECES.split()
 quick_settings = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))

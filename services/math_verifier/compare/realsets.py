@@ -8,10 +8,14 @@ from typing import Any
 
 from mpmath import mp
 
+from math_verifier.compare.exact import NotExact, exact, substitute
 from math_verifier.compare.numeric import DIGITS, real_value
-from math_verifier.parse.ast import (
+from math_verifier.compare.relations import FLIP, moved
+from math_verifier.parse.ast import (  # fmt: skip
     INFINITY,
+    ZERO,
     Const,
+    Fn,
     Interval,
     Logic,
     Mul,
@@ -23,8 +27,10 @@ from math_verifier.parse.ast import (
     SetBuilder,
     SetOp,
     Sym,
+    integer,
     negate,
-)  # fmt: skip
+    symbols,
+)
 
 
 class NotReal(Exception):
@@ -49,6 +55,7 @@ class Span:
 
 Spans = tuple[Span, ...]
 _LOW = End(mp.mpf("-inf"), negate(INFINITY))
+_ZERO = End(mp.mpf(0), ZERO)
 _HIGH = End(mp.mpf("inf"), INFINITY)
 REALS: Spans = (Span(_LOW, _HIGH, True, True),)
 MAX_SPANS = 64
@@ -82,15 +89,8 @@ def same(a: End, b: End) -> bool:
 
 def variable(node: Node) -> str | None:
     """The one variable that relations in ``node`` speak of."""
-    if isinstance(node, Rel):
-        names = {term.name for term in node.terms if isinstance(term, Sym)}
-        return names.pop() if len(names) == 1 else None
-    if isinstance(node, Logic):
-        found = {variable(item) for item in node.items}
-        return found.pop() if len(found) == 1 else None
-    if isinstance(node, SetBuilder):
-        return variable(node.condition)
-    return None
+    names = symbols(node.condition if isinstance(node, SetBuilder) else node)
+    return next(iter(names)) if len(names) == 1 else None
 
 
 def to_spans(node: Node) -> Spans:
@@ -113,7 +113,7 @@ def to_spans(node: Node) -> Spans:
         case Named(name="R"):
             return REALS
         case Named(name="R+"):
-            return (Span(End(mp.mpf(0), Num(_zero())), _HIGH, True, True),)
+            return (Span(End(mp.mpf(0), ZERO), _HIGH, True, True),)
         case Named(name="empty"):
             return ()
         case SetOp():
@@ -132,12 +132,6 @@ def to_spans(node: Node) -> Spans:
     raise NotReal
 
 
-def _zero() -> Any:
-    from fractions import Fraction
-
-    return Fraction(0)
-
-
 def _span(low: End, high: End, low_open: bool, high_open: bool) -> Spans:
     if less(high, low):
         return ()
@@ -149,6 +143,8 @@ def _span(low: End, high: End, low_open: bool, high_open: bool) -> Spans:
 
 
 def _relation(node: Rel) -> Spans:
+    if len(node.ops) == 1 and isinstance(node.terms[0], Fn) and node.terms[0].name == "abs":
+        return _absolute(node.terms[0].args[0], node.ops[0], node.terms[1])
     result = REALS
     for left, op, right in zip(node.terms, node.ops, node.terms[1:], strict=False):
         if op in {"in", "notin"}:
@@ -167,19 +163,24 @@ def _relation(node: Rel) -> Spans:
     return result
 
 
+def _absolute(inner: Node, op: str, bound: Node) -> Spans:
+    """``|u| < c`` and its kin, for a positive constant c."""
+    if less(end(bound), _ZERO) or op not in {"<", "<=", ">", ">="}:
+        raise NotReal
+    if op in {"<", "<="}:
+        return to_spans(Logic("and", (Rel((op,), (inner, bound)), Rel((FLIP[op],), (inner, negate(bound))))))
+    return to_spans(Logic("or", (Rel((op,), (inner, bound)), Rel((FLIP[op],), (inner, negate(bound))))))
+
+
 def _solved(node: Rel) -> Node:
     """A linear inequality in one variable, solved: ``-x >= -1`` to ``x <= 1``."""
-    from math_verifier.compare.exact import NotExact, exact, substitute
-    from math_verifier.compare.relations import FLIP, moved
-    from math_verifier.parse.ast import symbols
-
     names = symbols(node)
     if len(names) != 1 or node.ops[0] not in FLIP:
         raise NotReal
     (name,) = names
     difference_ = moved(node)
     try:
-        at = [exact(substitute(difference_, name, Num(_zero() + position))) for position in (0, 1, 2, 5)]
+        at = [exact(substitute(difference_, name, integer(position))) for position in (0, 1, 2, 5)]
     except NotExact as error:
         raise NotReal from error
     slope = at[1] - at[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmath import mp
 
 from math_verifier.compare.decision import Decision, no, unknown, yes
-from math_verifier.compare.numeric import DIGITS, Unbounded, Unsupported, evaluate, points_for
+from math_verifier.compare.numeric import DIGITS, Unbounded, Unsupported, evaluate, points_for, real_value
 from math_verifier.parse.ast import (
     Add,
     Apply,
@@ -88,6 +88,20 @@ def statement_name(node: Node) -> Node | None:
         if len(node.terms) == 2 and is_name(node.terms[1]):
             return node.terms[1]
     return None
+
+
+def value_before_rounding(node: Rel) -> Node | None:
+    """``1/3`` of ``x = 1/3 ~ 0.33``, or None."""
+    if "~" not in node.ops:
+        return None
+    before = node.terms[node.ops.index("~")]
+    return None if is_name(before) else before
+
+
+def consistent(node: Rel) -> bool:
+    """Whether the constants of a chain agree to a twentieth, as far as they have values: ``5 = 6`` states nothing."""
+    values = [value for term in node.terms if not is_name(term) and (value := real_value(term)) is not None]
+    return all(abs(value - values[-1]) <= abs(values[-1]) / 20 for value in values)
 
 
 def moved(node: Rel) -> Node:

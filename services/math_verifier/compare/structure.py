@@ -10,7 +10,13 @@ from math_verifier.compare.decision import Decision, costliest, every, no, yes
 from math_verifier.compare.leaf import same_value
 from math_verifier.compare.matrices import evaluate_matrix
 from math_verifier.compare.realsets import NotReal, Spans, to_spans, variable
-from math_verifier.compare.relations import same_relation, statement_name, statement_value
+from math_verifier.compare.relations import (
+    consistent,
+    same_relation,
+    statement_name,
+    statement_value,
+    value_before_rounding,
+)
 from math_verifier.config import MathPolicy
 from math_verifier.parse.ast import (
     Apply,
@@ -198,7 +204,11 @@ def _statements(a: Node, b: Node, policy: MathPolicy) -> Decision:
     if isinstance(a, Rel):
         value = statement_value(a)
         if value is not None:
-            return compare(value, b, policy)
+            if not consistent(a):
+                return no("structural", "the statement is false")
+            decision = compare(value, b, policy)
+            before = value_before_rounding(a)
+            return decision if decision.equal or before is None else compare(before, b, policy)
         if a.ops == ("in",):
             return compare(a.terms[1], b, policy)
         if a.ops == ("equiv",):

@@ -170,6 +170,8 @@ class Parser(Atoms):
         if token.kind in {"cmd", "word"} and name == "choose" and power <= RATIO:
             self.take()
             return Fn("binom", (left, self.expression(RATIO + 1)))
+        if token.kind == "op" and name == "(" and self.peek().text in {"mod", "bmod"}:
+            return self.modulo(left) if power <= MOD else None
         if (token.kind in {"cmd", "word"}) and name in {"bmod", "mod", "pmod"}:
             return self.modulo(left) if power <= MOD else None
         if token.kind == "op" and name == "|" and power <= SETS and self.bars == 0 and self.depth > 1:
@@ -205,8 +207,6 @@ class Parser(Atoms):
                 op = "<="
             ops.append(op)
             terms.append(self.expression(RELATION + 1))
-            if op == "equiv" and self.is_op("(") and self.peek().text in {"mod", "bmod"}:
-                terms[-1] = self.modulo(terms[-1])
         return Rel(tuple(ops), tuple(terms))
 
     def sum(self, left: Node) -> Node:
@@ -228,6 +228,7 @@ class Parser(Atoms):
         return divide(left, right)
 
     def modulo(self, left: Node) -> Node:
+        r"""``a \bmod n`` is a number; ``a \pmod n`` and ``a (mod n)`` are residue classes."""
         opened = self.accept("(")
         name = self.take().text
         modulus = self.group() if name == "pmod" and self.is_op("{") else self.expression(MOD + 1)
