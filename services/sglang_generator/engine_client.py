@@ -59,7 +59,7 @@ class EngineClient:
         self._deadlines: dict[str, asyncio.Timeout] = {}
 
     async def close(self) -> None:
-        await self._lanes.close()
+        self._lanes.close()
         await self._http.aclose()
 
     @property
