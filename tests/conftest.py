@@ -1,7 +1,7 @@
 """Brokers for the whole session. A topic prefix per test keeps tests apart on one broker.
 
 ``embedded_broker`` is always there; ``kafka_broker`` needs ``KAFKA_HOME`` and Java, else its tests are skipped
-with the reason; ``broker`` runs a test on both.
+with the reason; ``broker`` runs a test on both, ``any_broker`` on one of them.
 """
 
 from __future__ import annotations
@@ -55,6 +55,14 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBrok
 def broker(request: pytest.FixtureRequest) -> Broker:
     """The test runs once per broker."""
     found: Broker = request.getfixturevalue(f"{request.param}_broker")
+    return found
+
+
+@pytest.fixture
+def any_broker(request: pytest.FixtureRequest) -> Broker:
+    """One broker, for what no broker could do differently: Kafka where it is, for its groups form at once."""
+    name = "embedded_broker" if missing_for_kafka() else "kafka_broker"
+    found: Broker = request.getfixturevalue(name)
     return found
 
 

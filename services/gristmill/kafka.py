@@ -18,6 +18,7 @@ def client_config(common: CommonConfig) -> ClientConfig:
         "client.id": "gristmill",
         "security.protocol": security.protocol,
         "topic.metadata.refresh.interval.ms": 30_000,
+        "reconnect.backoff.max.ms": 2_000,
         "log_level": 4,
     }
     optional = {

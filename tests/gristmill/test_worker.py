@@ -10,10 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
-from support.context import apply_topics, make_context, make_problem
-from support.processes import wait_until
-from support.workers import RunningWorker, committed, to_rejection
 
 from gristmill.config import Section
 from gristmill.errors import BadInput, ConfigError, InfrastructureError
@@ -22,10 +18,20 @@ from gristmill.publisher import Publisher
 from gristmill.reader import Record, end_offsets, read_all
 from gristmill.service import ServiceContext
 from gristmill.worker import Incoming, Outgoing, RawRecord, RetryPolicy, Worker
+from support.context import apply_topics, make_context, make_problem
+from support.processes import wait_until
+from support.workers import RunningWorker, committed, to_rejection
 
 
 @pytest.fixture
-def ctx(broker: Any, prefix: str) -> ServiceContext[Section]:
+def ctx(any_broker: Any, prefix: str) -> ServiceContext[Section]:
+    apply_topics(any_broker.bootstrap, prefix)
+    return make_context(any_broker.bootstrap, prefix, drain_timeout_s=10)
+
+
+@pytest.fixture
+def both(broker: Any, prefix: str) -> ServiceContext[Section]:
+    """For tests that must hold on each broker."""
     apply_topics(broker.bootstrap, prefix)
     return make_context(broker.bootstrap, prefix, drain_timeout_s=10)
 
@@ -52,33 +58,33 @@ def all_committed(ctx: ServiceContext[Section]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_every_message_is_handled_once_and_committed(ctx: ServiceContext[Section], kind: str) -> None:
-    publish(ctx, 500)
+def test_every_message_is_handled_once_and_committed(both: ServiceContext[Section], kind: str) -> None:
+    publish(both, 500)
     seen: list[Incoming[Problem]] = []
 
     def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
         seen.append(incoming)
-        return [to_rejection(ctx.topics, incoming.message)]
+        return [to_rejection(both.topics, incoming.message)]
 
     async def handle_async(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
         if incoming.offset % 3:
             await asyncio.sleep(0.001)
         return handle(incoming)
 
-    with RunningWorker(ctx, handle if kind == "sync" else handle_async, concurrency=4) as running:
+    with RunningWorker(both, handle if kind == "sync" else handle_async, concurrency=4) as running:
         wait_until(lambda: len(seen) == 500)
-        assert ctx.health.ready() == (True, "")
-        assert ctx.health.live() == {}
-    assert outputs(ctx) == dict.fromkeys(range(1, 501), 1)
-    assert all_committed(ctx)
+        assert both.health.ready() == (True, "")
+        assert both.health.live() == {}
+    assert outputs(both) == dict.fromkeys(range(1, 501), 1)
+    assert all_committed(both)
     first = next(incoming for incoming in seen if incoming.message.ordinal == 1)
     assert first.key == first.message.group_id
-    assert first.topic == ctx.topics.problems.name
+    assert first.topic == both.topics.problems.name
     assert first.timestamp_ms > 0
-    assert running.stats.topic(ctx.topics.problems.name).received == 500
-    assert running.stats.topic(ctx.topics.problems.name).in_flight == 0
-    assert running.stats.topic(ctx.topics.rejections.name).sent == 500
-    assert ctx.health.ready() == (False, "draining")
+    assert running.stats.topic(both.topics.problems.name).received == 500
+    assert running.stats.topic(both.topics.problems.name).in_flight == 0
+    assert running.stats.topic(both.topics.rejections.name).sent == 500
+    assert both.health.ready() == (False, "draining")
 
 
 def test_outputs_take_headers_and_keys(ctx: ServiceContext[Section]) -> None:
@@ -204,9 +210,9 @@ def test_a_handler_that_cancels_itself_is_a_bug_too(ctx: ServiceContext[Section]
     assert "cancelled from within" in str(RunningWorker(ctx, handle).start().wait())
 
 
-def test_commits_stop_at_the_first_unfinished_record(ctx: ServiceContext[Section]) -> None:
+def test_commits_stop_at_the_first_unfinished_record(both: ServiceContext[Section]) -> None:
     """Work overtakes a record that waits; the commit does not, and a successor repeats from there."""
-    publish(ctx, 100)
+    publish(both, 100)
     done: list[tuple[int, int]] = []
     held: dict[int, int] = {}
 
@@ -215,31 +221,31 @@ def test_commits_stop_at_the_first_unfinished_record(ctx: ServiceContext[Section
             held[incoming.partition] = incoming.message.ordinal
             await asyncio.sleep(1000)
         done.append((incoming.partition, incoming.offset))
-        return [to_rejection(ctx.topics, incoming.message)]
+        return [to_rejection(both.topics, incoming.message)]
 
-    ctx.common = ctx.common.model_copy(update={"drain_timeout_s": 0.5})
-    with RunningWorker(ctx, handle, concurrency=2, commit_interval_s=0.1):
+    both.common = both.common.model_copy(update={"drain_timeout_s": 0.5})
+    with RunningWorker(both, handle, concurrency=2, commit_interval_s=0.1):
         wait_until(lambda: len(held) == 4 and len(done) == 96)
-        wait_until(lambda: committed(ctx.common, ctx.topics.problems) == dict.fromkeys(range(4), 5))
-    assert committed(ctx.common, ctx.topics.problems) == dict.fromkeys(range(4), 5)
-    assert not set(held.values()) & set(outputs(ctx))
+        wait_until(lambda: committed(both.common, both.topics.problems) == dict.fromkeys(range(4), 5))
+    assert committed(both.common, both.topics.problems) == dict.fromkeys(range(4), 5)
+    assert not set(held.values()) & set(outputs(both))
 
-    again = make_context(ctx.common.bootstrap, ctx.common.topic_prefix)
+    again = make_context(both.common.bootstrap, both.common.topic_prefix)
     seen: list[Incoming[Problem]] = []
 
     def resume(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
         seen.append(incoming)
-        return [to_rejection(ctx.topics, incoming.message)]
+        return [to_rejection(both.topics, incoming.message)]
 
     with RunningWorker(again, resume):
         wait_until(lambda: len(seen) == 80)
     assert min(incoming.offset for incoming in seen) == 5
-    assert set(outputs(ctx)) == set(range(1, 101))
+    assert set(outputs(both)) == set(range(1, 101))
 
 
-def test_a_blocked_partition_blocks_no_other_and_loses_nothing(ctx: ServiceContext[Section]) -> None:
+def test_a_blocked_partition_blocks_no_other_and_loses_nothing(both: ServiceContext[Section]) -> None:
     """Small buffers force pauses; one partition's handlers all wait until the others are done."""
-    publish(ctx, 2000)
+    publish(both, 2000)
     gate = threading.Event()
     done: list[tuple[int, int]] = []
     blocked = 0
@@ -248,13 +254,13 @@ def test_a_blocked_partition_blocks_no_other_and_loses_nothing(ctx: ServiceConte
         nonlocal blocked
         if incoming.partition == 2 and not gate.is_set():
             blocked += 1
-            while not gate.is_set():
+            while not gate.is_set():  # noqa: ASYNC110 (set by the test's thread)
                 await asyncio.sleep(0.01)
         done.append((incoming.partition, incoming.offset))
         return []
 
-    ends = end_offsets(ctx.common, ctx.codec, ctx.topics.problems)
-    with RunningWorker(ctx, handle, concurrency=3, buffer_records=20) as running:
+    ends = end_offsets(both.common, both.codec, both.topics.problems)
+    with RunningWorker(both, handle, concurrency=3, buffer_records=20) as running:
         wait_until(lambda: len(done) == 2000 - ends[2])
         assert {partition for partition, _ in done} == {0, 1, 3}
         assert blocked == 3
@@ -262,7 +268,7 @@ def test_a_blocked_partition_blocks_no_other_and_loses_nothing(ctx: ServiceConte
         wait_until(lambda: len(done) >= 2000)
     assert sorted(done) == sorted((p, offset) for p, end in ends.items() for offset in range(end))
     assert running.stats.position_repairs == 0
-    assert all_committed(ctx)
+    assert all_committed(both)
 
 
 def test_bytes_bound_the_buffer_too(ctx: ServiceContext[Section]) -> None:
@@ -291,30 +297,47 @@ def test_a_full_producer_queue_is_back_pressure(ctx: ServiceContext[Section]) ->
     assert all_committed(ctx)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_handlers_slower_than_max_poll_cause_no_rebalance(ctx: ServiceContext[Section], kind: str) -> None:
-    publish(ctx, 8)
-    options = {"session.timeout.ms": 6000, "max.poll.interval.ms": 6000}
+SHORT_POLL = {"session.timeout.ms": 2000, "max.poll.interval.ms": 2000}
+
+
+def test_handlers_slower_than_max_poll_cause_no_rebalance(both: ServiceContext[Section]) -> None:
+    publish(both, 8)
     done: list[int] = []
 
-    def block(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
+    async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
         if incoming.message.ordinal == 1:
-            time.sleep(7.5)
+            await asyncio.sleep(3.5)
         done.append(incoming.message.ordinal)
         return []
 
-    async def wait(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
-        if incoming.message.ordinal == 1:
-            await asyncio.sleep(7.5)
-        done.append(incoming.message.ordinal)
-        return []
-
-    with RunningWorker(ctx, block if kind == "sync" else wait, consumer_options=options) as running:
-        time.sleep(0.5)
-        publish(ctx, 40, first=9)
+    with RunningWorker(both, handle, consumer_options=SHORT_POLL) as running:
+        wait_until(lambda: len(done) == 7)
+        publish(both, 40, first=9)
         wait_until(lambda: len(done) >= 48)
         assert dict(running.stats.rebalances) == {"assigned": 1}
     assert sorted(done) == list(range(1, 49))
+    assert all_committed(both)
+
+
+def test_a_handler_that_blocks_the_event_loop_causes_no_rebalance(ctx: ServiceContext[Section]) -> None:
+    publish(ctx, 8)
+    done: list[int] = []
+    blocked = threading.Event()
+
+    def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
+        if incoming.message.ordinal == 1:
+            blocked.set()
+            time.sleep(3.5)
+        done.append(incoming.message.ordinal)
+        return []
+
+    with RunningWorker(ctx, handle, consumer_options=SHORT_POLL) as running:
+        blocked.wait(20)
+        publish(ctx, 3000, first=9)
+        wait_until(lambda: len(done) >= 3008)
+        assert dict(running.stats.rebalances) == {"assigned": 1}
+        assert running.stats.position_repairs == 0
+    assert sorted(done) == list(range(1, 3009))
     assert all_committed(ctx)
 
 
@@ -334,28 +357,29 @@ def test_draining_finishes_what_was_begun_and_takes_nothing_more(ctx: ServiceCon
     assert sum(committed(ctx.common, ctx.topics.problems).values()) == len(started)
 
 
-def test_metrics_show_the_line(ctx: ServiceContext[Section]) -> None:
+def test_metrics_show_the_line(both: ServiceContext[Section]) -> None:
     from prometheus_client import generate_latest
 
-    publish(ctx, 20)
+    publish(both, 20)
     gate = threading.Event()
 
     async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
-        while incoming.offset >= 2 and not gate.is_set():
+        while incoming.offset >= 2 and not gate.is_set():  # noqa: ASYNC110 (set by the test's thread)
             await asyncio.sleep(0.01)
-        return [to_rejection(ctx.topics, incoming.message)]
+        return [to_rejection(both.topics, incoming.message)]
 
-    name = ctx.topics.problems.name
-    with RunningWorker(ctx, handle, concurrency=2) as running:
-        ends = end_offsets(ctx.common, ctx.codec, ctx.topics.problems)
+    name = both.topics.problems.name
+    options = {"statistics.interval.ms": 300}
+    with RunningWorker(both, handle, concurrency=2, consumer_options=options) as running:
+        ends = end_offsets(both.common, both.codec, both.topics.problems)
         wait_until(lambda: dict(running.stats.lag) == {(name, p): end - 2 for p, end in ends.items()})
-        text = generate_latest(ctx.metrics.registry).decode()
+        text = generate_latest(both.metrics.registry).decode()
         assert f'gristmill_consumer_lag{{partition="0",topic="{name}"}} {float(ends[0] - 2)}' in text
         gate.set()
         wait_until(lambda: set(running.stats.lag.values()) == {0})
-    text = generate_latest(ctx.metrics.registry).decode()
+    text = generate_latest(both.metrics.registry).decode()
     assert f'gristmill_messages_in_total{{topic="{name}"}} 20.0' in text
-    assert f'gristmill_messages_out_total{{topic="{ctx.topics.rejections.name}"}} 20.0' in text
+    assert f'gristmill_messages_out_total{{topic="{both.topics.rejections.name}"}} 20.0' in text
     assert f'gristmill_handler_seconds_count{{topic="{name}"}} 20.0' in text
     assert f'gristmill_in_flight{{topic="{name}"}} 0.0' in text
     assert 'gristmill_rebalances_total{kind="assigned"} 1.0' in text
@@ -386,12 +410,3 @@ def test_impossible_arguments_are_refused(ctx: ServiceContext[Section]) -> None:
         Worker(ctx, group="g", inputs=[ctx.topics.problems], handler=handle, concurrency=0)
     with pytest.raises(ConfigError, match="message type"):
         Worker(ctx, group="g", inputs=[ctx.topics.dead_letters], handler=handle)
-
-
-def test_the_group_carries_the_prefix(ctx: ServiceContext[Section]) -> None:
-    publish(ctx, 1)
-    with RunningWorker(ctx, lambda incoming: []):
-        wait_until(lambda: committed(ctx.common, ctx.topics.problems) != {})
-    bare = Consumer({"bootstrap.servers": ctx.common.bootstrap, "group.id": f"{ctx.common.topic_prefix}workers"})
-    assert bare is not None
-    bare.close()

@@ -8,6 +8,7 @@ Run as a module it is such a process: it copies each problem's ordinal into a re
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import threading
@@ -16,8 +17,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
-from support.context import make_context
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from gristmill.config import CommonConfig, Section, Settings
 from gristmill.kafka import consumer_config
@@ -26,6 +26,7 @@ from gristmill.service import ServiceContext, ServiceSpec, run_service
 from gristmill.topics import Topic, Topics
 from gristmill.worker import Incoming, Outgoing, Worker
 from gristmill.worker.stats import worker_stats
+from support.context import make_context
 
 FAST_GROUP = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 """The shortest session that Kafka admits by default."""
@@ -103,7 +104,14 @@ def committed(common: CommonConfig, topic: Topic, group: str = "workers") -> dic
     consumer = Consumer(consumer_config(common, group))
     try:
         partitions = [TopicPartition(topic.name, number) for number in range(topic.partitions)]
-        found = consumer.committed(partitions, timeout=10)
+        for attempt in itertools.count():
+            try:
+                found = consumer.committed(partitions, timeout=10)
+                break
+            except KafkaException:  # the coordinator is just being found or moved
+                if attempt == 20:
+                    raise
+                time.sleep(0.25)
     finally:
         consumer.close()
     return {item.partition: item.offset for item in found if item.offset >= 0}
@@ -119,7 +127,7 @@ def main() -> None:
     async def serve(ctx: ServiceContext[Section]) -> None:
         async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
             if mode == "hang":
-                time.sleep(1000)
+                time.sleep(1000)  # noqa: ASYNC251 (blocking the event loop is the point)
             if mode == "forever":
                 await asyncio.sleep(1000)
             if mode == "bug":

@@ -45,6 +45,7 @@ STALL_S = 1.0
 """Seconds of such a lag after which partitions are paused, so that polling can go on."""
 SILENCE_S = 30.0
 LOOK_S = 1.0
+STATISTICS_MS = 2000
 REBALANCE_CALL_S = 10.0
 
 Batch = list[tuple[Partition, list[Any]]]
@@ -99,13 +100,9 @@ class Source:
         self.polled_at = time.monotonic()
         self.drained_at = 0.0
         self._consumer = Consumer(
-            config
-            | {
-                "error_cb": self._on_error,
-                "stats_cb": self._on_stats,
-                "statistics.interval.ms": 2000,
-                "on_commit": self._on_commit,
-            }
+            {"statistics.interval.ms": STATISTICS_MS}
+            | config
+            | {"error_cb": self._on_error, "stats_cb": self._on_stats, "on_commit": self._on_commit}
         )
 
     def stop(self, drain_s: float) -> None:
