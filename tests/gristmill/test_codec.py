@@ -53,14 +53,14 @@ def written_with(schema: Schema, record: dict[str, Any], schema_id: int = 77) ->
 
 @by_message
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_round_trip(message: type[Message], data: st.DataObject) -> None:
     value = data.draw(messages_of(message))
     assert CODEC.decode(CODEC.encode(value), message) == value
 
 
 @given(value=any_message())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_fastavro_writes_and_reads_the_same_bytes(value: Message) -> None:
     schema = load_schema(value.schema)
     encoded = CODEC.encode(value)
@@ -271,7 +271,7 @@ def _decode_only_fails_properly(codec: Codec, data: bytes, message: type[Message
 
 @by_message
 @given(data=st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_damaged_bytes_give_a_message_or_a_decode_error(message: type[Message], data: st.DataObject) -> None:
     intact = small_message(message)
     older_codec, older = _older_codec(message)
@@ -288,7 +288,7 @@ def test_damaged_bytes_give_a_message_or_a_decode_error(message: type[Message], 
 
 @by_message
 @given(body=st.binary(max_size=300))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_random_bytes_give_a_message_or_a_decode_error(message: type[Message], body: bytes) -> None:
     older_codec, _ = _older_codec(message)
     header = struct.pack(">bI", 0, load_schema(message.schema).fingerprint)
