@@ -187,9 +187,7 @@ def _dollars(text: str) -> str:
 
 def _full_stop(text: str) -> str:
     """Drop a full stop that ends the sentence, not the dots of an ellipsis."""
-    if text.endswith(".") and not text.endswith(".."):
-        return text[:-1].rstrip()
-    return text
+    return text if text.endswith("...") else text.removesuffix(".").removesuffix(".").rstrip()
 
 
 def _unwrap(text: str) -> str:
