@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from math_verifier.api import verify_many, verify_pair
 from math_verifier.check import Outcome
 from math_verifier.config import MathPolicy
 from math_verifier.pool import MathPool
-from support.processes import wait_until
+from support.processes import Process, wait_until
 
 POLICY = MathPolicy()
 HANGS = ("\\int_0^1 \\frac{\\sin(x^{7}+\\tan x)}{\\sqrt{1+x^{11}\\cos^3 x}} dx", "\\pi")
@@ -158,3 +159,34 @@ def test_blow_ups_are_never_correct(pool: MathPool, gold: str, answer: str) -> N
     result = verify_pair(gold, answer, kind="answer", pool=pool)
     assert result.status in {"wrong", "unparsable", "timeout"}
     assert result.seconds < 10
+
+
+OWNER = """
+import time
+from math_verifier.config import MathPolicy
+from math_verifier.pool import MathPool
+pool = MathPool(1).start()
+pool.submit({gold!r}, {answer!r}, MathPolicy())
+while not pool.pids:
+    time.sleep(0.05)
+print(*pool.pids, pool._template._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_end_with_an_owner_that_is_killed(tmp_path: Path) -> None:
+    code = OWNER.format(gold=HANGS[0], answer=HANGS[1])
+    with Process([sys.executable, "-c", code], tmp_path / "owner.log") as owner:
+        wait_until(lambda: owner.text().endswith("\n"), 30)
+        pids = [int(word) for word in owner.text().split()]
+        assert len(pids) == 2
+        owner.kill()
+        wait_until(lambda: not any(running(pid) for pid in pids), 15)
+
+
+def running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
