@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from gristmill.service import ServiceContext
 from gristmill.topics import Topics, apply
 from gristmill.worker import Incoming, Outgoing
 from support.context import apply_topics, make_context, make_problem
-from support.kafka import KafkaBroker, kafka_home, missing_for_kafka
+from support.kafka import KafkaBroker
 from support.processes import wait_until
 from support.workers import RunningWorker, committed, to_rejection
 
@@ -34,20 +33,6 @@ pytestmark = pytest.mark.kafka
 def ctx(kafka_broker: KafkaBroker, prefix: str) -> ServiceContext[Section]:
     apply_topics(kafka_broker.bootstrap, prefix)
     return make_context(kafka_broker.bootstrap, prefix)
-
-
-@pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[KafkaBroker]:
-    """A broker that the test may kill."""
-    home = kafka_home()
-    if missing_for_kafka() or home is None:
-        pytest.skip(missing_for_kafka() or "no Kafka")
-    broker = KafkaBroker(home, tmp_path / "kafka")
-    try:
-        broker.start()
-        yield broker
-    finally:
-        broker.kill()
 
 
 def publish(ctx: ServiceContext[Section], count: int, first: int = 1) -> None:
@@ -63,32 +48,6 @@ def outputs(ctx: ServiceContext[Section]) -> Counter[int]:
 
 def admin(ctx: ServiceContext[Section]) -> AdminClient:
     return AdminClient(admin_config(ctx.common))
-
-
-def test_a_broker_that_is_killed_and_comes_back_loses_nothing(own_broker: KafkaBroker, prefix: str) -> None:
-    apply_topics(own_broker.bootstrap, prefix)
-    ctx = make_context(own_broker.bootstrap, prefix)
-    publish(ctx, 1000)
-    seen: list[int] = []
-
-    async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
-        await asyncio.sleep(0.01)
-        seen.append(incoming.message.ordinal)
-        return [to_rejection(ctx.topics, incoming.message)]
-
-    options = {"delivery.timeout.ms": 2000}
-    with RunningWorker(ctx, handle, concurrency=2, producer_options=options) as running:
-        wait_until(lambda: len(seen) > 100)
-        own_broker.kill()
-        wait_until(lambda: "Kafka" in ctx.health.ready()[1])
-        assert ctx.health.live() == {}, "a restart of the service would not help"
-        time.sleep(3)
-        own_broker.start()
-        wait_until(lambda: set(outputs(ctx)) == set(range(1, 1001)), 90)
-        ends = end_offsets(ctx.common, ctx.codec, ctx.topics.problems)
-        wait_until(lambda: committed(ctx.common, ctx.topics.problems) == ends)
-        wait_until(lambda: ctx.health.ready()[0])
-        assert running.running
 
 
 def test_sasl(kafka_broker: KafkaBroker, prefix: str) -> None:
@@ -184,6 +143,34 @@ def test_a_topic_made_anew_is_read_from_its_beginning(ctx: ServiceContext[Sectio
         publish(ctx, 20, first=1001)
         wait_until(lambda: sum(ordinal > 1000 for ordinal in done) == 20, 60)
         wait_until(lambda: sum(committed(ctx.common, ctx.topics.problems).values()) == 20)
+
+
+def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
+    kafka_broker: KafkaBroker, ctx: ServiceContext[Section]
+) -> None:
+    publish(ctx, 1000)
+    seen: list[int] = []
+
+    async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
+        await asyncio.sleep(0.01)
+        seen.append(incoming.message.ordinal)
+        return [to_rejection(ctx.topics, incoming.message)]
+
+    options = {"delivery.timeout.ms": 2000}
+    with RunningWorker(ctx, handle, concurrency=2, producer_options=options) as running:
+        wait_until(lambda: len(seen) > 100)
+        kafka_broker.kill()
+        try:
+            wait_until(lambda: "Kafka" in ctx.health.ready()[1])
+            assert ctx.health.live() == {}, "a restart of the service would not help"
+            time.sleep(2.5)
+        finally:
+            kafka_broker.start()
+        wait_until(lambda: set(outputs(ctx)) == set(range(1, 1001)), 90)
+        ends = end_offsets(ctx.common, ctx.codec, ctx.topics.problems)
+        wait_until(lambda: committed(ctx.common, ctx.topics.problems) == ends)
+        wait_until(lambda: ctx.health.ready()[0])
+        assert running.running
 
 
 def alter(ctx: ServiceContext[Section], topic: str, settings: dict[str, str]) -> None:

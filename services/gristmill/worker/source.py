@@ -20,16 +20,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    OFFSET_STORED,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from gristmill.errors import InfrastructureError
+from gristmill.worker.commits import Commits, starting_offsets
 from gristmill.worker.partition import Partition
 from gristmill.worker.stats import WorkerStats
 
@@ -46,7 +40,7 @@ STALL_S = 1.0
 SILENCE_S = 30.0
 LOOK_S = 1.0
 STATISTICS_MS = 2000
-REBALANCE_CALL_S = 10.0
+CALL_S = 10.0
 
 Batch = list[tuple[Partition, list[Any]]]
 
@@ -99,11 +93,13 @@ class Source:
         self._closing = False
         self.polled_at = time.monotonic()
         self.drained_at = 0.0
+        self._commits = Commits(self._owned, stats, log)
         self._consumer = Consumer(
             {"statistics.interval.ms": STATISTICS_MS}
             | config
-            | {"error_cb": self._on_error, "stats_cb": self._on_stats, "on_commit": self._on_commit}
+            | {"error_cb": self._on_error, "stats_cb": self._on_stats, "on_commit": self._commits.answered}
         )
+        self._commits.consumer = self._consumer
 
     def stop(self, drain_s: float) -> None:
         """Ask the thread to take nothing more, drain, commit and leave. Returns at once."""
@@ -138,7 +134,7 @@ class Source:
             while not self._stop.is_set():
                 self._turn()
                 if time.monotonic() >= next_commit:
-                    self._commit(self._owned.values(), wait=False)
+                    self._commits.commit(self._owned.values(), wait=False)
                     next_commit = time.monotonic() + self._commit_interval_s
             if not self._abort.is_set():
                 self._drain()
@@ -167,7 +163,7 @@ class Source:
             return
         self._look_at = self.polled_at + LOOK_S
         try:
-            found = self._consumer.list_topics(timeout=REBALANCE_CALL_S).topics
+            found = self._consumer.list_topics(timeout=CALL_S).topics
         except KafkaException:
             return
         self._missing = any(name not in found or not found[name].partitions for name in self._topics)
@@ -316,53 +312,15 @@ class Source:
                 break
         self._listener.cancel(self._owned.values())
         if not self._abort.is_set():
-            self._commit(self._owned.values(), wait=True)
+            self._commits.commit(self._owned.values(), wait=True)
         self.drained_at = time.perf_counter()
-
-    # Commits
-
-    def _commit(self, partitions: Iterable[Partition], *, wait: bool) -> None:
-        """Commit watermarks that have moved. A refused commit is tried again with the next one."""
-        offsets: list[TopicPartition] = []
-        for partition in partitions:
-            watermark = partition.watermark
-            mark = partition.committed if wait else partition.sent
-            if watermark is not None and watermark > mark:
-                partition.sent = watermark
-                offsets.append(TopicPartition(partition.topic.name, partition.number, watermark))
-        if not offsets:
-            return
-        try:
-            if wait:
-                self._on_commit(None, self._consumer.commit(offsets=offsets, asynchronous=False))
-            else:
-                self._consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            self._on_commit(error.args[0], offsets)
-
-    def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
-        for item in offsets:
-            partition = self._owned.get((item.topic, item.partition))
-            problem = error or item.error
-            if problem is None:
-                if partition is not None and item.offset <= partition.sent:
-                    partition.committed = max(partition.committed, item.offset)
-                continue
-            if partition is not None:
-                partition.sent = partition.committed
-        problem = error or next((item.error for item in offsets if item.error is not None), None)
-        if problem is None:
-            self._stats.commits += 1
-        elif problem.code() != KafkaError._NO_OFFSET:
-            self._stats.commit_failures += 1
-            self._log.warning("commit_failed", error=problem.str(), hint="the records will be delivered again")
 
     # Rebalances: called inside poll, consume and close
 
     def _on_assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         self._stats.rebalances["assigned"] += 1
         self._joined = True
-        starts = self._starts(consumer, assigned)
+        starts = starting_offsets(consumer, assigned, self._log)
         for start in starts:
             known = start.offset if start.offset >= 0 else None
             self._owned[start.topic, start.partition] = self._listener.new_partition(
@@ -378,29 +336,6 @@ class Source:
         if not self._missing:
             self._well()
 
-    def _starts(self, consumer: Consumer, assigned: list[TopicPartition]) -> list[TopicPartition]:
-        """Where to start: the committed offset, else the beginning of the log."""
-        if not assigned:
-            return []
-        try:
-            committed = consumer.committed(assigned, timeout=REBALANCE_CALL_S)
-        except KafkaException as error:
-            self._log.warning("committed_offsets_unknown", error=str(error))
-            return [TopicPartition(item.topic, item.partition, OFFSET_STORED) for item in assigned]
-        return [
-            item if item.offset >= 0 else TopicPartition(item.topic, item.partition, self._beginning(consumer, item))
-            for item in committed
-        ]
-
-    def _beginning(self, consumer: Consumer, item: TopicPartition) -> int:
-        if item.error is not None:
-            return int(OFFSET_STORED)
-        try:
-            watermarks = consumer.get_watermark_offsets(item, timeout=REBALANCE_CALL_S)
-        except KafkaException:
-            return int(OFFSET_BEGINNING)
-        return int(OFFSET_BEGINNING if watermarks is None or watermarks[0] < 0 else watermarks[0])
-
     def _on_revoke(self, consumer: Consumer, revoked: list[TopicPartition]) -> None:
         self._stats.rebalances["revoked"] += 1
         partitions = self._disown(revoked)
@@ -411,7 +346,7 @@ class Source:
                 partition.drained.wait(max(0.0, deadline - time.monotonic()))
         self._listener.cancel(partitions)
         if not self._abort.is_set():
-            self._commit(partitions, wait=True)
+            self._commits.commit(partitions, wait=True)
         self._unassign(consumer, revoked)
         self._log.info("partitions_revoked", partitions=[f"{item.topic}[{item.partition}]" for item in revoked])
 
