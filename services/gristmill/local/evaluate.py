@@ -44,6 +44,7 @@ def evaluate(line: LocalLine, problems: Path, label: str, adapter: Path | None) 
     if adapter is not None:
         sample += ["--adapter", str(adapter)]
     run_to_end(sample, f"sampling held-out problems ({label})")
-    run_to_end(["verify", "math", "--in", str(completions), "--out", str(verdicts)], f"verifying them ({label})")
+    verify = ["verify", "math", "--config", str(line.config_path), "--in", str(completions), "--out", str(verdicts)]
+    run_to_end(verify, f"verifying them ({label})")
     rows = [json.loads(row) for row in verdicts.read_text(encoding="utf-8").splitlines() if row]
     return Evaluation(label, len(rows) // samples, len(rows), sum(bool(row["correct"]) for row in rows))
