@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
@@ -111,8 +112,9 @@ def _add_generation(app: FastAPI, engine: Engine) -> None:
             return asyncio.create_task(asyncio.sleep(0))
 
         try:
-            async for answer in engine.stream(body, unwatched):
-                yield b"data: " + _encode(answer) + b"\n\n"
+            async with aclosing(engine.stream(body, unwatched)) as answers:
+                async for answer in answers:
+                    yield b"data: " + _encode(answer) + b"\n\n"
         except (RefusedRequest, Overloaded, UnsupportedModel) as error:
             code = 400 if isinstance(error, RefusedRequest) else 503 if isinstance(error, Overloaded) else 500
             yield b"data: " + _encode({"error": {"message": str(error), "code": code}}) + b"\n\n"

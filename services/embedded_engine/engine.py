@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +38,12 @@ STOPPING = "The engine is shutting down."
 
 @dataclass(eq=False)
 class Ticket:
-    """A request on the server's side, from arrival to answer."""
+    """A request on the server's side, from arrival to its last token."""
 
     rid: str
     aborted: FinishReason | None = None
+    entered: bool = False
+    loaded: Loaded | None = None
     generation: Generation | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     progress: asyncio.Event = field(default_factory=asyncio.Event)
@@ -89,44 +92,41 @@ class Engine:
             Overloaded: the queue is full, or the server stops.
         """
         last: dict[str, Any] = {}
-        async for answer in self.stream(body, watch):
-            last = answer
+        async with aclosing(self.stream(body, watch)) as answers:
+            async for answer in answers:
+                last = answer
         return last
 
     async def stream(
         self, body: GenerateRequest, watch: Callable[[Ticket], asyncio.Task[None]]
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Cumulative answers as tokens come (with ``stream``), the last one finished. Errors as :meth:`generate`."""
         created = time.perf_counter()
         prompt, plan, first_logprob = self._check(body)
         ticket = self._open_ticket(body.rid or uuid.uuid4().hex)
         watcher = watch(ticket)
-        entered, loaded = False, None
         try:
-            entered = await self.gate.enter(lambda: ticket.aborted is not None)
-            if not entered:
+            ticket.entered = await self.gate.enter(lambda: ticket.aborted is not None)
+            if not ticket.entered:
                 finish = ticket.aborted or abort_reason(ABORTED)
                 _raise_for(finish)
-                yield self._unstarted(ticket.rid, prompt, finish, created, body)
+                yield self._unstarted(ticket.rid, prompt, plan, finish, created, body)
                 return
             if body.lora_path is not None:
-                loaded = self.adapters.acquire(body.lora_path)
-            generation = self._submit(ticket, body, prompt, plan, loaded, first_logprob, created)
+                ticket.loaded = self.adapters.acquire(body.lora_path)
+            generation = self._submit(ticket, body, prompt, plan, first_logprob, created)
             async for count in self._progress(ticket, generation):
                 yield self._answer(generation, count, body)
             assert generation.finish is not None
             _raise_for(generation.finish)
             yield self._answer(generation, len(generation.output_ids), body)
         finally:
+            # Runs also when the client is gone and this task is cancelled, so nothing here may wait.
             watcher.cancel()
-            del self._tickets[ticket.rid]
-            if ticket.generation is not None and not ticket.ended.is_set():
+            if ticket.generation is None:
+                self._close(ticket)
+            elif not ticket.ended.is_set():
                 self.scheduler.abort(ticket.rid, ABORTED)
-                await ticket.ended.wait()
-            if loaded is not None:
-                self.adapters.release(loaded)
-            if entered:
-                self.gate.leave()
 
     def abort(self, rid: str | None, message: str | None = None, status_code: int | None = None) -> None:
         """Abort one request, or all when ``rid`` is None. Unknown ids are ignored."""
@@ -278,21 +278,29 @@ class Engine:
         self._tickets[rid] = ticket
         return ticket
 
+    def _close(self, ticket: Ticket) -> None:
+        """The request is over, whether or not its client has read the answer: let go of what it held."""
+        del self._tickets[ticket.rid]
+        if ticket.loaded is not None:
+            self.adapters.release(ticket.loaded)
+        if ticket.entered:
+            self.gate.leave()
+
     def _submit(
         self,
         ticket: Ticket,
         body: GenerateRequest,
         prompt: list[int],
         plan: SamplingPlan,
-        loaded: Loaded | None,
         first_logprob: int | None,
         created: float,
     ) -> Generation:
         loop = asyncio.get_running_loop()
 
         def moved(generation: Generation) -> None:
-            if generation.finish is not None:
+            if generation.finish is not None and not ticket.ended.is_set():
                 ticket.ended.set()
+                self._close(ticket)
             ticket.progress.set()
 
         def notify(generation: Generation) -> None:
@@ -302,7 +310,7 @@ class Engine:
             rid=ticket.rid,
             prompt_ids=prompt,
             plan=plan,
-            adapter=None if loaded is None else loaded.adapter,
+            adapter=None if ticket.loaded is None else ticket.loaded.adapter,
             notify=notify,
             input_logprobs_from=first_logprob,
             stream=body.stream,
@@ -369,12 +377,15 @@ class Engine:
         return [[value, token, text] for value, token, text in zip(values, ids, texts, strict=False)]
 
     def _unstarted(
-        self, rid: str, prompt: list[int], finish: FinishReason, created: float, body: GenerateRequest
+        self,
+        rid: str,
+        prompt: list[int],
+        plan: SamplingPlan,
+        finish: FinishReason,
+        created: float,
+        body: GenerateRequest,
     ) -> dict[str, Any]:
         """Answer of a request that was aborted before it entered."""
-        plan = (body.sampling_params or SamplingParams()).plan(
-            len(prompt), self.model.spec.context_length, self.model.spec.vocab_size, self.eos
-        )
         generation = Generation(rid=rid, prompt_ids=prompt, plan=plan, adapter=None, notify=_ignore, created=created)
         generation.finish, generation.ended = finish, time.perf_counter()
         generation.weight_version = self.weight_version

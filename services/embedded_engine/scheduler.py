@@ -43,7 +43,6 @@ class Scheduler:
         tokenizer: for stop strings.
         stats: counters that the server reads.
         max_running: requests decoded together.
-        max_total_tokens: reserved cache tokens, slots x longest reservation.
         max_prefill_tokens: padded prompt tokens of one forward pass.
         prefix_cache_tokens: see :class:`PrefixCache`.
         seed: of the draws without a seed of their own; None takes one from the system.
@@ -56,14 +55,14 @@ class Scheduler:
         stats: EngineStats,
         *,
         max_running: int,
-        max_total_tokens: int,
         max_prefill_tokens: int,
         prefix_cache_tokens: int,
         seed: int | None,
     ) -> None:
         self.stats = stats
         self.max_running = max_running
-        self.max_total_tokens = max_total_tokens
+        self.max_total_tokens = model.cache.max_tokens
+        """Reserved cache tokens, slots x longest reservation."""
         self._model = model
         self._tokenizer = tokenizer
         self._max_prefill_tokens = max_prefill_tokens
@@ -237,6 +236,7 @@ class Scheduler:
             joined.append(heapq.heappop(self._waiting))
         if not joined:
             return
+        self._model.cache.reserve(len(self._running) + len(joined), longest)
         now = time.perf_counter()
         for request in joined:
             if request.started is None:

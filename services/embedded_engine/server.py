@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from embedded_engine.app import build_app
 from embedded_engine.config import EngineConfig
 from embedded_engine.engine import Engine
-from embedded_engine.model.runner import cache_budget, load_model
+from embedded_engine.model.runner import load_model
 from embedded_engine.scheduler import Scheduler
 from embedded_engine.stats import EngineStats, Histograms, StatsCollector
 from embedded_engine.tokenizer import Tokenizer
@@ -149,7 +149,7 @@ def build_engine(config: EngineConfig) -> tuple[Engine, CollectorRegistry]:
     """
     model = load_model(config)
     tokenizer = Tokenizer(config.tokenizer_path or str(model.spec.path), model.spec.vocab_size)
-    budget = cache_budget(model, config)
+    budget = model.cache.max_tokens
     prefixes = config.prefix_cache_tokens
     stats = EngineStats()
     registry = CollectorRegistry()
@@ -162,7 +162,6 @@ def build_engine(config: EngineConfig) -> tuple[Engine, CollectorRegistry]:
         tokenizer,
         stats,
         max_running=config.max_running_requests,
-        max_total_tokens=budget,
         max_prefill_tokens=config.max_prefill_tokens,
         prefix_cache_tokens=min(budget // 4, MAX_PREFIX_TOKENS) if prefixes is None else prefixes,
         seed=config.seed,

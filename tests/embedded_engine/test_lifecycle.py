@@ -193,6 +193,26 @@ def test_pause_holds_and_goes_on(model: Path, mode: str) -> None:
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_held_request_can_be_aborted(model: Path) -> None:
+    with running(model) as (_, client, pool):
+        future = start_long(client, pool, "held")
+        client.post("/pause_generation", mode="in_place")
+        client.post("/abort_request", rid="held")
+        answer = future.result(10)
+        assert finish_of(answer) == "abort"
+        assert load(client)["num_running_reqs"] == 0
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(model: Path, second_model: Path) -> None:
+    """A stream that nobody reads still lets an update through once its tokens are sampled."""
+    with running(model) as (_, client, pool):
+        body = {"input_ids": PROMPT, "sampling_params": {**LONG, "max_new_tokens": 700}, "stream": True}
+        with client.http.stream("POST", "/generate", json={**body, "return_logprob": True}) as response:
+            next(response.iter_raw(64))
+            update = pool.submit(client.post, "/update_weights_from_disk", model_path=str(second_model))
+            assert update.result(30)[0] == 200
+
+
 def test_an_update_waits_and_the_versions_are_exact(model: Path, second_model: Path) -> None:
     with running(model) as (_, client, pool):
         params = {"max_new_tokens": 300, "temperature": 1.0, "ignore_eos": True}

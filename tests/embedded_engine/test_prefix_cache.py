@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedded_engine.model.kv_cache import KVCache
+from embedded_engine.model.kv_cache import GRAIN, KVCache
 from embedded_engine.model.sampling import Draw
 from embedded_engine.model.spec import ModelSpec
 from embedded_engine.prefix_cache import BLOCK, PrefixCache
@@ -79,7 +79,7 @@ prompts = st.lists(
 @settings(deadline=None, max_examples=120)
 @given(prompts, st.sampled_from([0, 40, 200]))
 def test_a_reused_prefix_is_the_computed_one(cases: list[tuple[int, list[int], bool, int]], budget: int) -> None:
-    cache = KVCache(SPEC, torch.float32, torch.device("cpu"), max_slots=16)
+    cache = KVCache(SPEC, torch.float32, torch.device("cpu"), max_slots=16, max_tokens=4096)
     cache.ensure(16, 128)
     prefixes = PrefixCache(cache, budget)
     seen: list[tuple[int, list[int]]] = []
@@ -104,7 +104,7 @@ def test_a_reused_prefix_is_the_computed_one(cases: list[tuple[int, list[int], b
 
 
 def test_clear_and_forget_leave_nothing() -> None:
-    cache = KVCache(SPEC, torch.float32, torch.device("cpu"), max_slots=4)
+    cache = KVCache(SPEC, torch.float32, torch.device("cpu"), max_slots=4, max_tokens=4096)
     cache.ensure(4, 64)
     prefixes = PrefixCache(cache, 100)
     for slot, uid in enumerate((1, 2)):
@@ -122,8 +122,25 @@ def test_clear_and_forget_leave_nothing() -> None:
     assert prefixes.fill(request(list(range(BLOCK)) * 2, 2, 3), 99) == 0
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 256)), min_size=1, max_size=12))
+def test_allocation_follows_the_requests(loads: list[tuple[int, int]]) -> None:
+    """Loads that fit the budget (up to rounding) never make the cache larger than it, whatever came before."""
+    cache = KVCache(SPEC, torch.float32, torch.device("cpu"), max_slots=8, max_tokens=512)
+    for slots, wanted in loads:
+        length = max(1, min(wanted, 512 // slots // GRAIN * GRAIN))
+        cache.reserve(slots, length)
+        cache.ensure(slots, length)
+        assert cache.slots >= slots
+        assert cache.capacity >= length
+        if slots * GRAIN <= 512:
+            assert cache.slots * cache.capacity <= 1024  # the smallest allocation is 4 x 256
+        for layer in range(SPEC.layers):
+            assert cache.keys[layer].shape == (cache.slots * SPEC.kv_heads, cache.capacity, SPEC.head_dim)
+
+
 def test_growing_and_shrinking_keep_what_matters() -> None:
-    cache = KVCache(SPEC, torch.float32, torch.device("cpu"), max_slots=8)
+    cache = KVCache(SPEC, torch.float32, torch.device("cpu"), max_slots=8, max_tokens=4096)
     cache.keys[1][3, 5] = 7.0
     cache.ensure(8, 250)
     assert cache.slots == 8

@@ -2,7 +2,8 @@
 
 Per layer, keys and values are [slots x kv_heads, capacity, head_dim]; position p of a request lies at index p
 of its slot. The scheduler keeps running requests in slots 0..n-1. What lies beyond a request's length is
-stale but finite; attention masks it.
+stale but finite; attention masks it. Allocation follows the requests: it stays within ``max_tokens`` (up to
+rounding) as long as slots x longest reservation does, which admission sees to.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ class StoredPrefix:
 class KVCache:
     """Keys and values of the running requests. Grows as needed; :meth:`shrink` gives memory back."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_slots: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_slots: int, max_tokens: int
+    ) -> None:
         self.spec = spec
         self.dtype = dtype
         self.device = device
         self.max_slots = max_slots
+        self.max_tokens = max_tokens
         self.slots = 0
         self.capacity = 0
         self.keys: list[torch.Tensor] = []
@@ -40,24 +44,43 @@ class KVCache:
 
     def shrink(self) -> None:
         """Drop everything and start small. Only when no request runs."""
-        self._allocate(min(4, self.max_slots), min(256, self._round(self.spec.context_length)))
+        self._allocate(min(4, self.max_slots), min(256, _rounded(self.spec.context_length)))
 
     def ensure(self, slots: int, length: int) -> None:
-        """Make room for ``slots`` requests of ``length`` tokens, keeping what is there."""
-        if slots <= self.slots and length <= self.capacity:
+        """Make room for ``slots`` requests of ``length`` tokens, keeping what is there.
+
+        Room to grow is added where ``max_tokens`` leaves some.
+        """
+        rows, capacity = max(slots, self.slots), max(length, self.capacity)
+        if rows == self.slots and capacity == self.capacity:
             return
-        rows, capacity = self.slots, self.capacity
-        while rows < slots:
-            rows = min(rows * 2, self.max_slots)
-        if length > capacity:
-            limit = self._round(self.spec.context_length)
-            capacity = min(max(self._round(length), self._round(capacity * 5 // 4)), max(limit, length))
-        old_keys, old_values, old_rows, old_capacity = self.keys, self.values, self.slots, self.capacity
-        self._allocate(rows, capacity)
-        used = old_rows * self.spec.kv_heads
-        for new, old in ((self.keys, old_keys), (self.values, old_values)):
-            for target, source in zip(new, old, strict=True):
-                target[:used, :old_capacity] = source
+        if rows > self.slots:
+            rows = min(max(rows, 2 * self.slots), self.max_slots)
+        if capacity > self.capacity:
+            capacity = max(_rounded(length), min(_rounded(capacity * 5 // 4), _rounded(self.spec.context_length)))
+        if rows * capacity > self.max_tokens:
+            rows, capacity = max(slots, self.slots), max(_rounded(length), self.capacity)
+        self._resize(rows, capacity)
+
+    def reserve(self, slots: int, length: int) -> None:
+        """Before all of ``slots`` requests run, none of which will outgrow ``length``.
+
+        Gives up room that only earlier, longer or more requests needed, where the cache could exceed
+        ``max_tokens`` with it.
+        """
+        needed = _rounded(length)
+        could_be = max(slots, self.slots) * max(needed, self.capacity)
+        if could_be > self.max_tokens and (self.slots > slots or self.capacity > needed):
+            self._resize(slots, min(self.capacity, needed))
+
+    def _resize(self, slots: int, capacity: int) -> None:
+        old = (self.keys, self.values)
+        used = min(self.slots, slots) * self.spec.kv_heads
+        kept = min(self.capacity, capacity)
+        self._allocate(slots, capacity)
+        for new_tensors, old_tensors in zip((self.keys, self.values), old, strict=True):
+            for target, source in zip(new_tensors, old_tensors, strict=True):
+                target[:used, :kept] = source[:used, :kept]
 
     def bytes(self) -> int:
         """Bytes allocated."""
@@ -95,12 +118,12 @@ class KVCache:
             for tensor, source in zip(tensors, stored, strict=True):
                 tensor[cut, :length] = source[:, :length]
 
-    @staticmethod
-    def _round(length: int) -> int:
-        return -(-length // GRAIN) * GRAIN
-
     def _allocate(self, slots: int, capacity: int) -> None:
         shape = (slots * self.spec.kv_heads, capacity, self.spec.head_dim)
         self.slots, self.capacity = slots, capacity
         self.keys = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.spec.layers)]
         self.values = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.spec.layers)]
+
+
+def _rounded(length: int) -> int:
+    return -(-length // GRAIN) * GRAIN

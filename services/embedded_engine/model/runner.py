@@ -76,26 +76,23 @@ def load_model(config: EngineConfig) -> Model:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = config.threads or (1 if weights.parameters < SMALL_MODEL else cores)
     torch.set_num_threads(threads)
-    cache = KVCache(spec, dtype, device, config.max_running_requests)
+    budget = _cache_budget(spec, dtype, device, config)
+    cache = KVCache(spec, dtype, device, config.max_running_requests, budget)
     return Model(spec, Transformer(spec, weights, cache), cache, threads, config.weight_version)
 
 
-def cache_budget(model: Model, config: EngineConfig) -> int:
-    """Tokens of KV cache: as configured, or what a share of the free memory holds.
+def _cache_budget(spec: ModelSpec, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> int:
+    """Tokens of KV cache: as configured, or what a share of the memory left by the weights holds.
 
     Raises:
         UnsupportedModel: less than one request of full length.
     """
-    spec = model.spec
     most = config.max_running_requests * spec.context_length
     if config.max_total_tokens is not None:
         return min(config.max_total_tokens, most)
-    per_token = spec.kv_bytes_per_token(model.dtype)
-    if model.device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(model.device)[0] * 0.6)
-    else:
-        room = _available_memory() // 4
-    budget = min(most, room // per_token)
+    on_gpu = device.type == "cuda"
+    room = int(torch.cuda.mem_get_info(device)[0] * 0.6) if on_gpu else _available_memory() // 4
+    budget = min(most, room // spec.kv_bytes_per_token(dtype))
     if budget < spec.context_length:
         raise UnsupportedModel(
             f"{spec.path}: free memory holds {budget} tokens of cache, less than one context of "
