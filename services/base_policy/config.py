@@ -14,32 +14,32 @@ class TinyConfig(Section):
 
     hidden_size: int = Field(default=128, ge=16, multiple_of=8)
     """Width of the model."""
-    layers: int = Field(default=4, ge=1)
+    layers: int = Field(default=2, ge=1)
     """Number of decoder layers."""
     heads: int = Field(default=4, ge=1)
     """Attention heads; must divide the width into an even head size."""
     kv_heads: int = Field(default=2, ge=1)
     """Key-value heads; must divide the heads."""
-    intermediate_size: int = Field(default=384, ge=16)
+    intermediate_size: int = Field(default=512, ge=16)
     """Width of the feed-forward part."""
     vocab_size: int = Field(default=512, ge=300)
     """Upper bound on the tokens of the vocabulary, which is learned from the warm-up data."""
     context_length: int = Field(default=512, ge=64)
     """Longest prompt plus completion in tokens."""
-    steps: int = Field(default=300, ge=1)
+    steps: int = Field(default=320, ge=1)
     """Optimizer steps of the warm-up."""
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=64, ge=1)
     """Rows per step."""
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
     """Peak learning rate; rises over the first 20 steps, falls linearly over the last third."""
-    clean_first: float = Field(default=0.6, ge=0, le=1)
+    clean_first: float = Field(default=0.8, ge=0, le=1)
     """Share of the steps, from the start, that see clean rows only: skill first, habits after."""
     unboxed: float = Field(default=0.4, ge=0, le=1)
-    """Share of warm-up rows that state the result without a box."""
+    """Share of the rows after those that leave the answer unmarked: the rationale without its box."""
     slips: float = Field(default=0.2, ge=0, le=1)
-    """Share of warm-up rows with a slip: a wrong digit in a result, carried on to the end."""
+    """Share of the rows after those with a wrong digit in the boxed answer."""
     unfinished: float = Field(default=0.1, ge=0, le=1)
-    """Share of warm-up rows that stop before the result."""
+    """Share of the rows after those that stop half-way."""
 
     @model_validator(mode="after")
     def _fits(self) -> TinyConfig:
