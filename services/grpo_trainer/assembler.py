@@ -28,8 +28,8 @@ from grpo_trainer.advantages import has_variance
 from grpo_trainer.groups import Group, Position, Sample, check_identity, read_sample, temperature_of
 
 Offer: TypeAlias = Literal["accepted", "duplicate", "reread", "foreign", "late"]
-"""What became of a verdict. ``reread``: settled before a restart and read again; ``late``: of a settled group whose
-samples were not all accounted for."""
+"""What became of a verdict. ``reread``: settled before a restart and read again; ``late``: its group closed, or was
+settled, without it."""
 
 MAX_SILENCE_DOUBLINGS = 10
 
@@ -165,7 +165,9 @@ class Assembler:
             return self._offer_settled(verdict, now, reread)
         group = self._training.get(verdict.ordinal) or self._ready.get(verdict.ordinal)
         if group is not None:
-            return self._count_duplicate(now)
+            if verdict.index in group.samples or verdict.index < 0:
+                return self._count_duplicate(now)
+            return "late"  # the group closed without it, and accounts for it when it is settled
         group = self._open.get(verdict.ordinal)
         if group is not None and verdict.index in group.samples:
             return self._count_duplicate(now)

@@ -138,19 +138,18 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
     # What TRL calls
 
     def _generate_and_score_completions(self, inputs: Any) -> TensorDict:
-        """A batch from the stream; ``inputs`` are placeholder rows that only pace the loop."""
+        """A batch from the stream, in CPU memory; ``inputs`` are placeholder rows that only pace the loop."""
         del inputs
         self._batch = batch = self._source.next_batch()
         self._started = time.perf_counter()
         self._set_temperature(batch)
         self.max_completion_length = self._config.max_completion_tokens or _longest_allowed(batch)
-        tensors = to_tensors(
+        return to_tensors(
             batch,
             scale=self._config.scale_rewards,
             pad_id=self._tokenizer.pad_token_id,
             mask_truncated=self._config.mask_truncated_completions,
         )
-        return {key: value.to(self.accelerator.device) for key, value in tensors.items()}
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward over one whole batch, in micro-batches."""
@@ -212,7 +211,9 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
             self._current = None
 
     def _row_inputs(self, model: torch.nn.Module, chunk: MicroBatch, num_items: torch.Tensor) -> TensorDict:
-        inputs = {**chunk.tensors, "num_items_in_batch": num_items}
+        device = self.accelerator.device
+        inputs = {key: tensor.to(device) for key, tensor in chunk.tensors.items()}
+        inputs["num_items_in_batch"] = num_items.to(device)
         if self._config.correction == "none":
             inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"]
         if self.beta:

@@ -199,6 +199,8 @@ class Machine(RuleBasedStateMachine):
                 end = END_OF[rejection.why]
                 assert ends.setdefault(sample_id, end) == end, f"{sample_id} is {ends[sample_id]} and {end}"
         held = {sample.verdict.sample_id for group in self.assembler._held() for sample in group.samples.values()}
+        closed = (*self.assembler._ready.values(), *self.assembler._training.values())
+        held |= {group.sample_id(index) for group in closed for index in group.missing}
         seen = {v.sample_id for verdicts in self.log.values() for v in verdicts if v.run_id == "run" and v.index >= 0}
         assert not held & ends.keys()
         assert seen <= held | ends.keys()
@@ -226,6 +228,6 @@ class Machine(RuleBasedStateMachine):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestAssembler = Machine.TestCase
