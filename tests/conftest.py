@@ -71,3 +71,25 @@ def prefix(request: pytest.FixtureRequest) -> str:
     """A topic prefix that no other test of this session, or of another, has."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
     return f"{name}.{os.getpid()}.{next(_serial)}."
+
+
+_skipped: list[tuple[str, str]] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep what was skipped, for :func:`pytest_sessionfinish`."""
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        _skipped.append((report.nodeid, reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where everything but a GPU is there (CI), a test that skips for want of anything else fails the run."""
+    if os.environ.get("GRISTMILL_TEST_FORBID_SKIP") != "1":
+        return
+    forbidden = [(node, reason) for node, reason in _skipped if "GPU" not in reason]
+    for node, reason in forbidden:
+        sys.stderr.write(f"\nskipped where it must run: {node}: {reason}")
+    if forbidden:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
