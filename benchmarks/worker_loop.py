@@ -102,7 +102,7 @@ def bare(common: CommonConfig, topics: Topics, count: int, group: str) -> float:
             committed = time.perf_counter()
             consumer.commit(asynchronous=True)
     producer.flush()
-    consumer.commit(asynchronous=False)
+    consumer.commit(offsets=consumer.position(consumer.assignment()), asynchronous=False)
     elapsed = time.perf_counter() - started
     consumer.close()
     assert not failed, failed[0]
@@ -208,15 +208,22 @@ def measure(bootstrap: str, arguments: argparse.Namespace) -> None:
         rates["kernel_sync"].append(kernel(common, topics, arguments.messages, f"sync{number}", False))
         rates["kernel_async"].append(kernel(common, topics, arguments.messages, f"async{number}", True))
     share = sleeping(common, topics, min(arguments.messages, 6000), "sleep", 16)
-    best = {name: round(statistics.median(values)) for name, values in rates.items()}
+    median = {name: round(statistics.median(values)) for name, values in rates.items()}
+    best = {name: round(max(values)) for name, values in rates.items()}
     result = {
-        "messages_per_s": best,
+        "tokens": arguments.tokens,
+        "median_per_s": median,
+        "best_per_s": best,
         "all": {name: [round(value) for value in values] for name, values in rates.items()},
-        "sync_to_bare": round(best["kernel_sync"] / best["bare"], 3),
-        "async_to_bare": round(best["kernel_async"] / best["bare"], 3),
+        "sync_to_bare": {"median": ratio(median, "kernel_sync"), "best": ratio(best, "kernel_sync")},
+        "async_to_bare": {"median": ratio(median, "kernel_async"), "best": ratio(best, "kernel_async")},
         "sleeping_share_of_bound": round(share, 3),
     }
     print(json.dumps(result, indent=2))
+
+
+def ratio(rates: dict[str, int], name: str) -> float:
+    return round(rates[name] / rates["bare"], 3)
 
 
 if __name__ == "__main__":
