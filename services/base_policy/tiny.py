@@ -21,6 +21,8 @@ Progress = Callable[[int, int, float], None]
 
 _TOKENIZER_ROWS = 4000
 _IGNORED = -100
+_MOST_THREADS = 4
+"""A model this small gains nothing from more."""
 
 
 def build_tiny(
@@ -30,7 +32,7 @@ def build_tiny(
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads or min(os.cpu_count() or 1, _MOST_THREADS))
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

