@@ -11,9 +11,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 
@@ -65,7 +65,8 @@ class Fleet:
         self._policies: dict[int, Policy] = {}
         self._held: dict[int, int] = {}
         self._lost: set[int] = set()
-        self._turn = asyncio.Event()
+        self._queue: deque[asyncio.Event] = deque()
+        self._moving = asyncio.Event()
 
     async def run(self) -> None:
         """Supervise the engines until cancelled."""
@@ -115,16 +116,16 @@ class Fleet:
         """Wait for an engine with room that serves the current version. The group holds that version until
         :meth:`release`; its ``samples`` count on the engine until :meth:`finish`, one by one.
         """
-        while True:
-            policy = self.current
-            if policy is not None:
-                engine = self._least_loaded(partial(_is_open, policy))
-                if engine is not None:
-                    break
-            await self._turn.wait()
-        engine.assigned += samples
-        self._held[policy.version] = self._held.get(policy.version, 0) + 1
-        return Placement(policy, engine)
+        turn = asyncio.Event()
+        self._queue.append(turn)
+        try:
+            while self._queue[0] is not turn or (placement := self._try_place(samples)) is None:
+                turn.clear()
+                await turn.wait()
+            return placement
+        finally:
+            self._queue.remove(turn)
+            self._wake_first()
 
     def release(self, placement: Placement) -> None:
         """A group is done with its version."""
@@ -156,7 +157,7 @@ class Fleet:
                 return engine
             if policy not in self.wanted():
                 raise PolicyGone(f"no engine serves policy {policy.name} (version {policy.version}) any more")
-            await self._turn.wait()
+            await self._moving.wait()
 
     def found(self, engine: Engine, info: ModelInfo, models: ModelList | None) -> None:
         """An engine has told its model: the first one decides on the tokenizer."""
@@ -197,9 +198,25 @@ class Fleet:
         return min((each for each in self.engines if admits(each)), key=lambda each: each.assigned, default=None)
 
     def _let_in(self) -> None:
-        """Let those who wait for an engine look again, in the order in which they came."""
-        self._turn.set()
-        self._turn = asyncio.Event()
+        """There may be room. One group looks at a time: with hundreds waiting, waking all costs more than sampling."""
+        self._wake_first()
+        self._moving.set()
+        self._moving = asyncio.Event()
+
+    def _wake_first(self) -> None:
+        if self._queue:
+            self._queue[0].set()
+
+    def _try_place(self, samples: int) -> Placement | None:
+        policy = self.current
+        if policy is None:
+            return None
+        engine = self._least_loaded(lambda each: each.open_for(policy))
+        if engine is None:
+            return None
+        engine.assigned += samples
+        self._held[policy.version] = self._held.get(policy.version, 0) + 1
+        return Placement(policy, engine)
 
     def _prune(self) -> None:
         """Forget versions that no engine holds any longer than it takes to unload them."""
@@ -210,7 +227,3 @@ class Fleet:
     def _wake_engines(self) -> None:
         for engine in self.engines:
             engine.wake()
-
-
-def _is_open(policy: Policy, engine: Engine) -> bool:
-    return engine.open_for(policy)
