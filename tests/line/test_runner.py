@@ -90,7 +90,7 @@ def test_demo_runs_to_its_end(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "held-out pass@1" in done.stdout
     summary: dict[str, Any] = json.loads((tmp_path / "data/runs/under-test/summary.json").read_text())
-    assert list(summary["rewards"]) == ["1", "2"]
+    assert {"0", "1"} <= set(summary["rewards"])
     assert summary["policy"]["version"] == 2
     accounting = summary["accounting"]
     assert accounting["balanced"]

@@ -16,7 +16,7 @@ class LocalConfig(Section):
     """Completions sampled per held-out problem; pass@1 is the mean over all of them."""
     eval_source: str | None = None
     """Source of the held-out problems; the held-out split of the training sources by default."""
-    warmup_problems: int = Field(default=20_000, ge=1)
+    warmup_problems: int = Field(default=4000, ge=1)
     """Problems that the tiny policy's supervised warm-up may draw from."""
     status_interval_s: float = Field(default=10.0, gt=0)
     """Seconds between status lines when the output is not a terminal."""

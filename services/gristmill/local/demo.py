@@ -31,6 +31,7 @@ class Outcome:
     run_id: str
     seconds: float
     rewards: dict[int, float]
+    """Mean reward of all completions that each policy version sampled."""
     evaluations: tuple[Evaluation, ...]
     accounting: Report
     policy: PolicyVersion
@@ -57,14 +58,14 @@ def run_demo(resolved: ResolvedLine, console: Console) -> Outcome | None:
         if bad:
             raise GristmillError(f"these parts did not stop cleanly: {bad}; see {resolved.run_dir / 'logs'}")
         report = audit_run(line.common)
-        steps, policy = _records(line)
+        steps, rewards, policy = _records(line)
         if heldout:
             adapter = from_uri(policy.uri)
             evaluations.append(_evaluate(line, heldout, "after", adapter, console))
         outcome = Outcome(
             run_id=line.common.run_id,
             seconds=time.monotonic() - started,
-            rewards={number: step.reward_mean for number, step in sorted(steps.items())},
+            rewards=rewards,
             evaluations=tuple(evaluations),
             accounting=report,
             policy=policy,
@@ -98,12 +99,12 @@ def _evaluate(line: LocalLine, problems: Path, label: str, adapter: Path | None,
     return found
 
 
-def _records(line: LocalLine) -> tuple[dict[int, TrainingStep], PolicyVersion]:
+def _records(line: LocalLine) -> tuple[dict[int, TrainingStep], dict[int, float], PolicyVersion]:
     stats = line.watcher.stats if line.watcher else None
     if stats is None or stats.policy is None:
         raise GristmillError("the trainer published no policy version")
     with stats.lock:
-        return dict(stats.steps), stats.policy
+        return dict(stats.steps), stats.reward_curve, stats.policy
 
 
 def _save(outcome: Outcome, steps: dict[int, TrainingStep]) -> None:
@@ -125,7 +126,8 @@ def _save(outcome: Outcome, steps: dict[int, TrainingStep]) -> None:
 
 def summarise(outcome: Outcome, console: Console) -> None:
     """The closing summary."""
-    table = Table(title=f"mean reward per policy version, run {outcome.run_id}", title_justify="left")
+    title = f"mean reward of the completions of each policy version, run {outcome.run_id}"
+    table = Table(title=title, title_justify="left")
     for column in ("version", "reward", ""):
         table.add_column(column, justify="right" if column else "left")
     for version, reward in outcome.rewards.items():

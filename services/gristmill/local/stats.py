@@ -46,6 +46,22 @@ class Rate:
 
 
 @dataclass(slots=True)
+class RewardMean:
+    """Running mean of rewards."""
+
+    count: int = 0
+    total: float = 0.0
+
+    def add(self, reward: float) -> None:
+        self.count += 1
+        self.total += reward
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass(slots=True)
 class TopicStats:
     """Traffic of one topic."""
 
@@ -63,16 +79,16 @@ class LineStats:
         self.topics: dict[str, TopicStats] = {topic.name: TopicStats() for topic in topics}
         self.groups: set[str] = set()
         self.statuses: Counter[str] = Counter()
+        self.rewards: dict[int, RewardMean] = {}
         self.tokens = Rate()
         self.policy: PolicyVersion | None = None
         self.steps: dict[int, TrainingStep] = {}
         self.last_dead_letter: str | None = None
-        self.last_correct: Verdict | None = None
 
     @property
-    def reward_curve(self) -> list[float]:
-        """Mean reward of every step, in order."""
-        return [self.steps[step].reward_mean for step in sorted(self.steps)]
+    def reward_curve(self) -> dict[int, float]:
+        """Mean reward of all completions that each policy version sampled, whether or not they were trained on."""
+        return {version: self.rewards[version].mean for version in sorted(self.rewards)}
 
     @property
     def groups_in_flight(self) -> int:
@@ -101,8 +117,8 @@ class LineStats:
             case Verdict(run_id=self.run_id):
                 self.groups.add(message.group_id)
                 self.statuses[message.status] += 1
-                if message.status == "correct":
-                    self.last_correct = message
+                if message.reward is not None:
+                    self.rewards.setdefault(message.policy_version_oldest, RewardMean()).add(message.reward)
             case PolicyVersion(run_id=self.run_id):
                 self.policy = message
             case TrainingStep(run_id=self.run_id):

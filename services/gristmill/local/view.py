@@ -47,7 +47,7 @@ def _topics(stats: LineStats) -> Table:
 
 def _run(stats: LineStats, target: int | None) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
-    policy, curve = stats.policy, stats.reward_curve
+    policy, curve = stats.policy, list(stats.reward_curve.values())
     version = "waiting" if policy is None else f"{policy.version}" + (f" of {target}" if target else "")
     table.add_row("policy version", version)
     table.add_row("groups in flight", f"{stats.groups_in_flight}")
@@ -61,8 +61,9 @@ def _run(stats: LineStats, target: int | None) -> Table:
         last = stats.steps[max(stats.steps)]
         lags = ", ".join(f"{lag}: {count}" for lag, count in sorted(last.staleness.items(), key=lambda i: int(i[0])))
         table.add_row("staleness", f"{lags} (bound {policy.max_staleness})" if policy else lags)
-        table.add_row("reward mean", Text(f"{last.reward_mean:.3f}  {sparkline(curve)}", style="green"))
         table.add_row("mismatch KL", f"{last.mismatch_kl:.2e}")
+    if curve:
+        table.add_row("reward mean", Text(f"{curve[-1]:.3f}  {sparkline(curve)}", style="green"))
     table.add_row("verdicts", ", ".join(f"{status} {count:,}" for status, count in stats.statuses.most_common()))
     table.add_row("tokens per second", f"{stats.tokens.per_second():,.0f}")
     if stats.last_dead_letter:

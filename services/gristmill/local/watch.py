@@ -71,7 +71,7 @@ def watch(line: LocalLine, console: Console, done: Callable[[], bool], interrupt
         version = len(stats.steps)
         if version != last or time.monotonic() - said_at > line.local.status_interval_s:
             last, said_at = version, time.monotonic()
-            console.print(status_line(line, time.monotonic() - started), highlight=False)
+            console.print(status_line(line, time.monotonic() - started), highlight=False, soft_wrap=True)
 
 
 def status_line(line: LocalLine, seconds: float) -> str:
@@ -80,7 +80,7 @@ def status_line(line: LocalLine, seconds: float) -> str:
     if stats is None:
         return "starting"
     with stats.lock:
-        curve = stats.reward_curve
+        curve = list(stats.reward_curve.values())
         reward = f"{curve[-1]:.3f} {sparkline(curve, 20)}" if curve else "-"
         version = stats.policy.version if stats.policy else "-"
         dead = stats.topics[line.topics.dead_letters.name].records
