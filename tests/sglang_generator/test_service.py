@@ -37,7 +37,7 @@ def test_problems_become_completions_and_poison_becomes_verdicts(line: Line, tok
                     )
 
                 await eventually(finished, what="all outputs")
-                assert generator.health.ready() == (True, "")
+                await eventually(lambda: generator.health.ready() == (True, ""), what="readiness")
             by_group: dict[int, list[int]] = {}
             for verdict in await line.verdicts():
                 assert (verdict.status, verdict.reward) == ("error", None)
