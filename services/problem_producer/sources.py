@@ -83,7 +83,7 @@ class RowSource:
         self.digest = _digest(rows.digest, config.model_dump_json(include=_READING))
         if not self._usable:
             first = "; ".join(f"{self.unit} {fault.line}: {fault.error}" for fault in self.faults[:3])
-            reason = f"all {len(self.faults)} rows are malformed ({first})" if self.faults else "no rows"
+            reason = f"all {len(self.faults)} rows are malformed ({first})" if self.faults else _empty(config)
             raise ConfigError(f"source {name}: nothing usable in {self.origin}: {reason}")
 
     def problem(self, index: int) -> Rendered:
@@ -252,3 +252,8 @@ def _digest(*parts: str) -> str:
     for part in parts:
         sha.update(f"{len(part)}:{part}".encode())
     return sha.hexdigest()
+
+
+def _empty(config: SourceConfig) -> str:
+    """Why a source without malformed rows is empty: nothing is there, or a small file has nothing in the split."""
+    return f"no rows in the split {config.split}" if config.split in ("train", "heldout") else "no rows"

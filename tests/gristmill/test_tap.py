@@ -90,8 +90,9 @@ def test_the_command(embedded_broker: EmbeddedBroker, prefix: str) -> None:
     assert [row["error"] for row in rows if "error" in row] == [
         "Verdict: no Confluent header (magic byte 0 and a 4-byte schema id)"
     ]
-    assert rows[0]["prompt_token_ids"][-1] == "… 22 more"
-    assert rows[0]["logprobs"] == [-0.5, "-inf"]
+    (correct,) = [row for row in rows if row.get("status") == "correct"]
+    assert correct["prompt_token_ids"][-1] == "… 22 more"
+    assert correct["logprobs"] == [-0.5, "-inf"]
 
     done = run_tap(embedded_broker, prefix, "verdicts", "--where", "reward=0", "--json", "--full")
     (row,) = [json.loads(line) for line in done.stdout.splitlines()]

@@ -16,21 +16,23 @@ from typing import Any
 import psutil
 import pytest
 
-from conftest import Broker
+from gristmill.config import CommonConfig
 from gristmill.local.line import gristmill_command
+from gristmill.replay import audit_run
 from line.harness import write_problems
+from support.kafka import KafkaBroker
 
 
 def arguments(command: str, model: Path, folder: Path, *more: str) -> list[str]:
     """A quick line: the random model never answers right, so groups without variance are trained on too."""
-    problems = write_problems(folder / "problems.jsonl", 40)
+    problems = write_problems(folder / "problems.jsonl", 100)
     return gristmill_command(
         command,
         f"--policy={model}",
         f"--source=jsonl:{problems}",
         f"--data_dir={folder / 'data'}",
         "--run-id=under-test",
-        "--problems.prompt.plain={{ problem }}",
+        '--problems.prompt.plain="{{ problem }}"',
         "--problems.group_size=4",
         "--problems.sampling.max_new_tokens=6",
         "--trainer.groups_per_step=2",
@@ -76,16 +78,13 @@ def child(process: subprocess.Popen[bytes], word: str) -> psutil.Process:
     return found[0]
 
 
-@pytest.mark.parametrize("where", ["own", pytest.param("kafka", marks=pytest.mark.kafka)])
-def test_demo_runs_to_its_end(
-    where: str, request: pytest.FixtureRequest, line_model: Path, tmp_path: Path, prefix: str
-) -> None:
-    more = ["--versions=2"]
-    if where == "kafka":
-        broker: Broker = request.getfixturevalue("kafka_broker")
-        more += [f"--bootstrap={broker.bootstrap}", f"--topic_prefix={prefix}"]
+def test_demo_runs_to_its_end(line_model: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        arguments("demo", line_model, tmp_path, *more), capture_output=True, text=True, timeout=170, check=False
+        arguments("demo", line_model, tmp_path, "--versions=2"),
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "held-out pass@1" in done.stdout
@@ -99,7 +98,7 @@ def test_demo_runs_to_its_end(
     assert (tmp_path / "data/runs/under-test/training.jsonl").read_text().count("\n") == 2
 
 
-def test_up_names_a_dead_part_and_fails_then_drains_on_interrupt(line_model: Path, tmp_path: Path) -> None:
+def test_up_names_a_dead_part_and_fails(line_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     with running(arguments("up", line_model, tmp_path), log) as process:
         wait_for(log, r"version [1-9]", process)
@@ -111,15 +110,26 @@ def test_up_names_a_dead_part_and_fails_then_drains_on_interrupt(line_model: Pat
         assert "policy_current" in text
         wait_until_gone(process.pid)
 
-    log = tmp_path / "up2.log"
-    with running(arguments("up", line_model, tmp_path, "--run-id=second"), log) as process:
-        wait_for(log, r"version [1-9]", process)
+
+@pytest.mark.kafka
+def test_up_on_apache_kafka_drains_on_interrupt(
+    kafka_broker: KafkaBroker, line_model: Path, tmp_path: Path, prefix: str
+) -> None:
+    """The whole line on a real cluster, and accounts that balance in the middle of a run."""
+    log = tmp_path / "up.log"
+    where = [f"--bootstrap={kafka_broker.bootstrap}", f"--topic_prefix={prefix}"]
+    with running(arguments("up", line_model, tmp_path, *where), log) as process:
+        wait_for(log, r"version [2-9]", process)
         children = psutil.Process(process.pid).children()
-        assert len(children) == 6  # broker, engine, four services
+        assert len(children) == 5  # engine and four services
         process.send_signal(signal.SIGINT)
         assert process.wait(90) == 0, log.read_text()
         assert "stopped. Run folder" in log.read_text()
         assert not any(item.is_running() for item in children)
+    report = audit_run(CommonConfig(bootstrap=kafka_broker.bootstrap, topic_prefix=prefix, run_id="under-test"))
+    assert report.balanced, report.breaches
+    assert report.versions >= 2
+    assert report.trained == report.versions * 2 * 4
 
 
 def wait_until_gone(parent: int) -> None:
