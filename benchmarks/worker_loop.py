@@ -35,6 +35,8 @@ from gristmill.topics import Topics, apply
 from gristmill.worker import Incoming, Outgoing, Worker
 
 PARTITIONS = 4
+WARM_UP = 500
+"""Calls before the clock starts: by then every partition has work."""
 
 
 def completion(number: int, tokens: int) -> Completion:
@@ -142,12 +144,12 @@ def sleeping(common: CommonConfig, topics: Topics, count: int, group: str, concu
 
     async def handle(incoming: Incoming[Completion]) -> Iterable[Outgoing]:
         nonlocal slept, started, calls, ended
-        if not calls:
-            started = time.perf_counter()
         calls += 1
+        if calls == WARM_UP:
+            started = time.perf_counter()
         delay = source.uniform(0.001, 0.1)
         await asyncio.sleep(delay)
-        if not ctx.stop.is_set():
+        if started and not ctx.stop.is_set():
             slept += delay
             ended = time.perf_counter()
             if calls >= count:

@@ -310,7 +310,7 @@ def test_handlers_slower_than_max_poll_cause_no_rebalance(both: ServiceContext[S
         done.append(incoming.message.ordinal)
         return []
 
-    with RunningWorker(both, handle, consumer_options=SHORT_POLL) as running:
+    with RunningWorker(both, handle, concurrency=2, consumer_options=SHORT_POLL) as running:
         wait_until(lambda: len(done) == 7)
         publish(both, 40, first=9)
         wait_until(lambda: len(done) >= 48)

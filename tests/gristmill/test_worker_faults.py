@@ -64,7 +64,10 @@ def test_outputs_that_the_broker_refuses_for_a_while_are_written_in_the_end(
 ) -> None:
     cluster.fail(PRODUCE, *[KafkaError.NOT_ENOUGH_REPLICAS] * 5, KafkaError.REQUEST_TIMED_OUT)
     seen: list[int] = []
-    with RunningWorker(ctx, copier(ctx, seen), producer_options=QUICK):
+    # The mock takes the batch after a timed-out one, which a real broker refuses as out of sequence, and librdkafka
+    # then counts the first as written: so one batch at a time.
+    options = QUICK | {"max.in.flight": 1}
+    with RunningWorker(ctx, copier(ctx, seen), producer_options=options):
         wait_until(lambda: finished(ctx))
         wait_until(lambda: sum(committed(ctx.common, ctx.topics.problems).values()) == COUNT)
     assert len(seen) == COUNT
@@ -104,7 +107,7 @@ def test_a_member_that_was_thrown_out_commits_nothing_and_starts_over(
     cluster: MockCluster, ctx: ServiceContext[Section]
 ) -> None:
     """A commit that the group refuses (fenced by generation) means that someone else may own the partition."""
-    cluster.fail(OFFSET_COMMIT, *[KafkaError.ILLEGAL_GENERATION] * 2)
+    cluster.fail(OFFSET_COMMIT, KafkaError.ILLEGAL_GENERATION)
     seen: list[int] = []
     with RunningWorker(ctx, copier(ctx, seen), commit_interval_s=0.1):
         wait_until(lambda: finished(ctx))

@@ -28,6 +28,7 @@ from gristmill.topics import Topic
 from gristmill.worker.outbox import Encoded, OnDeadLetter, Outbox, read_headers
 from gristmill.worker.ownership import GivenBack, only_while_owned, owner
 from gristmill.worker.partition import Limits, Partition
+from gristmill.worker.quiet import QuietLog
 from gristmill.worker.records import Incoming, Outgoing
 from gristmill.worker.retry import RetryPolicy
 from gristmill.worker.sink import Sink
@@ -95,6 +96,7 @@ class Worker(Generic[M]):
             raise ConfigError(f"worker {group}: every input must be a topic that carries a message type")
         self._ctx = ctx
         self._group = group
+        self._quiet = QuietLog(ctx.log)
         self._topics = {topic.name: topic for topic in inputs}
         self._types = {topic.name: cast("type[M]", topic.message) for topic in inputs}
         self._decode = ctx.codec.decode
@@ -227,7 +229,7 @@ class Worker(Generic[M]):
             self._ctx.health.set_ready(reason is None, reason or "")
 
     def _on_producer_error(self, error: KafkaError) -> None:
-        self._ctx.log.warning("kafka_error", client="producer", error=error.str(), code=error.name())
+        self._quiet.warning("kafka_error", about=error.name(), client="producer", error=error.str())
         if error.fatal():
             self._fail(InfrastructureError(f"the producer failed: {error.str()}"))
 

@@ -18,6 +18,7 @@ from gristmill.service import ServiceContext
 from gristmill.topics import MAX_MESSAGE_BYTES
 from gristmill.worker.dead_letters import dead_letter_headers
 from gristmill.worker.partition import Partition
+from gristmill.worker.quiet import QuietLog
 from gristmill.worker.records import NO_HEADERS, Headers, Outgoing, RawRecord
 from gristmill.worker.sink import MISCONFIGURED, PURGED, REFUSED, ROOM_S, HeaderList, Sink, write_error
 from gristmill.worker.stats import WorkerStats
@@ -43,6 +44,7 @@ class Outbox:
         fail: Callable[[BaseException], None],
     ) -> None:
         self._ctx = ctx
+        self._quiet = QuietLog(ctx.log)
         self._encode_message = ctx.codec.encode
         self._sink = sink
         self._stats = stats
@@ -158,7 +160,7 @@ class Outbox:
         if error.fatal() or error.code() in MISCONFIGURED:
             self._fail(write_error(topic, error))
             return
-        self._ctx.log.warning("undelivered", topic=topic, error=error.str())
+        self._quiet.warning("undelivered", about=topic, error=error.str(), hint="it will be written again")
         if error.code() in REFUSED:
             self._spawn(partition, self._replace(partition, slot, write_error(topic, error)))
         else:

@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from gristmill.errors import InfrastructureError
 from gristmill.worker.commits import Commits, starting_offsets
 from gristmill.worker.partition import Partition
+from gristmill.worker.quiet import QuietLog
 from gristmill.worker.stats import WorkerStats
 
 POLL_S = 0.05
@@ -77,6 +78,7 @@ class Source:
         self._listener = listener
         self._stats = stats
         self._log = log
+        self._quiet = QuietLog(log)
         self._commit_interval_s = commit_interval_s
         self._revoke_drain_s = min(revoke_drain_s, config["max.poll.interval.ms"] / 2000)
         self._cooperative = "cooperative" in str(config["partition.assignment.strategy"])
@@ -374,7 +376,7 @@ class Source:
 
     def _on_error(self, error: KafkaError) -> None:
         """Client-wide errors: librdkafka goes on by itself unless they are fatal."""
-        self._log.warning("kafka_error", error=error.str(), code=error.name())
+        self._quiet.warning("kafka_error", about=error.name(), client="consumer", error=error.str())
         if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._RESOLVE):
             self._listener.trouble(f"Kafka: {error.str()}")
 
@@ -393,7 +395,7 @@ class Source:
             KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         ):
             raise InfrastructureError(f"the consumer may not read {', '.join(self._topics)}: {error.str()}")
-        self._log.warning("consume_error", error=error.str(), code=error.name(), topic=message.topic())
+        self._quiet.warning("consume_error", about=error.name(), error=error.str(), topic=message.topic())
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._missing = True
             self._listener.trouble(f"Kafka: {error.str()}; create the topics with 'gristmill topics apply'")
