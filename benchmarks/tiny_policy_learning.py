@@ -1,6 +1,6 @@
 """Does GRPO lift the tiny policy? The line's learning problem without the line, in one process and one thread.
 
-    python benchmarks/tiny_policy_learning.py [--seeds 3] [--versions 25] [--learning-rate 1e-3] [--out FILE]
+    python benchmarks/tiny_policy_learning.py [--seeds 3] [--versions 15] [--learning-rate 2e-3] [--out FILE]
 
 Problems come from `gristmill problems export`, the policy from `gristmill policy prepare tiny` (made when it is not
 in the cache), so this is what `gristmill demo` starts from. Then, for every seed: sample groups with transformers'
@@ -191,10 +191,10 @@ def balanced(rows: list[Any], count: int) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--versions", type=int, default=25)
+    parser.add_argument("--versions", type=int, default=15)
     parser.add_argument("--groups", type=int, default=16, help="groups per step")
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=40)
     parser.add_argument("--heldout", type=int, default=256)

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 Policy = Annotated[str, typer.Option("--policy", help="tiny, smollm2, a local model folder, or a hub id.")]
 Source = Annotated[
     list[str] | None,
-    typer.Option("--source", help="Problem source, for example gsm8k:train.jsonl; arithmetic by default. May be repeated."),
+    typer.Option("--source", help="Problem source, for example gsm8k:train.jsonl; arithmetic by default. Repeatable."),
 ]
 Engines = Annotated[
     list[str] | None, typer.Option("--engine", help="URL of a running SGLang server; none starts the embedded engine.")
