@@ -58,7 +58,7 @@ def demo(
     source: Source = None,
     engine: Engines = None,
     bootstrap: Bootstrap = None,
-    versions: Annotated[int, typer.Option(min=1, help="Policy versions to train.")] = 25,
+    versions: Annotated[int, typer.Option(min=1, help="Policy versions to train.")] = 15,
     run_id: RunId = None,
     config: ConfigFile = None,
 ) -> None:
