@@ -2,7 +2,7 @@
 
 A verdict carries the completion's whole training payload, so the trainer reads nothing else. What costs nothing to
 decide is decided here; every other check runs in the pool. A completion that cannot be decoded becomes a dead letter
-and, where its headers still say whose it was, a verdict of status ``error``.
+and, where its headers still say whose it was, a verdict of status ``error``: the trainer then need not wait for it.
 """
 
 from __future__ import annotations
@@ -78,16 +78,18 @@ def make_verdict(completion: Completion, result: MathResult, config: MathConfig)
 
 
 def lost_verdict(record: RawRecord, error: Exception) -> Verdict | None:
-    """An error verdict for a completion that cannot be decoded, from its key and ``sample_id`` header.
+    """An error verdict for a completion that cannot be decoded, from its key and headers.
 
-    None where they do not name a sample: then the dead letter is all there is, and the group's deadline settles it.
+    None where they do not name a sample of a group of a known size, without which no trainer could place it: then
+    the dead letter is all there is, and the group's deadline settles it.
     """
     try:
         group_id, index = parse_sample_id(record.header("sample_id") or "")
         run_id, ordinal = parse_group_id(group_id)
-    except BadInput:
+        group_size = int(record.header("group_size") or 0)
+    except (BadInput, ValueError):
         return None
-    if record.key_text not in {None, group_id}:
+    if record.key_text not in {None, group_id} or not 0 <= index < group_size:
         return None
     return Verdict(
         run_id=run_id,
@@ -95,7 +97,7 @@ def lost_verdict(record: RawRecord, error: Exception) -> Verdict | None:
         group_id=group_id,
         index=index,
         ordinal=ordinal,
-        group_size=0,
+        group_size=group_size,
         problem_id="",
         kind="math",
         prompt_token_ids=b"",

@@ -147,7 +147,8 @@ class Generator:
     def _outgoing(self, sample: Completion | Verdict) -> Outgoing:
         topics = self._ctx.topics
         topic = topics.completions(sample.kind) if isinstance(sample, Completion) else topics.verdicts
-        return Outgoing(topic, sample, headers={"sample_id": sample.sample_id})
+        headers = {"sample_id": sample.sample_id, "group_size": str(sample.group_size)}
+        return Outgoing(topic, sample, headers=headers)
 
     def _count_refusal(self, error: RequestRefused) -> None:
         self._refusals += 1

@@ -27,6 +27,7 @@ from gristmill.publisher import Publisher
 from gristmill.reader import read_all
 from gristmill.service import ServiceContext
 from gristmill.worker import RawRecord
+from grpo_trainer.assembler import Assembler, Rules
 from math_verifier.config import MathConfig, MathPolicy
 from math_verifier.service import SERVICE, lost_verdict, reward_of
 from support.context import apply_topics, make_context
@@ -128,7 +129,10 @@ def test_completions_become_verdicts(ctx: ServiceContext[MathConfig]) -> None:
         for item in sent:
             publisher.publish(ctx.topics.completions_math, item, {"sample_id": item.sample_id})
         publisher.publish_raw(
-            ctx.topics.completions_math, "run:00000009", b"rubbish", [("sample_id", b"run:00000009/3")]
+            ctx.topics.completions_math,
+            "run:00000009",
+            b"rubbish",
+            [("sample_id", b"run:00000009/3"), ("group_size", b"4")],
         )
         publisher.publish_raw(ctx.topics.completions_math, "run:00000010", b"rubbish", [])
         publisher.flush_acked(30)
@@ -148,7 +152,7 @@ def test_completions_become_verdicts(ctx: ServiceContext[MathConfig]) -> None:
     first = found[sent[0].sample_id]
     assert (first.extracted, first.stage, first.verifier) == ("0.5", "exact", "math_verifier")
     lost = found["run:00000009/3"]
-    assert (lost.status, lost.reward, lost.index, lost.ordinal, lost.group_size) == ("error", None, 3, 9, 0)
+    assert (lost.status, lost.reward, lost.index, lost.ordinal, lost.group_size) == ("error", None, 3, 9, 4)
     letters = list(read_all(ctx.common, ctx.codec, ctx.topics.dead_letters))
     assert {letter.key for letter in letters} == {"run:00000009", "run:00000010"}
 
@@ -163,13 +167,33 @@ def test_only_decided_statuses_carry_a_reward(status: Any, reward: float | None)
 
 
 @pytest.mark.parametrize(
-    ("key", "header"),
-    [(b"run:00000001", None), (b"run:00000002", b"run:00000001/0"), (b"run:00000001", b"nonsense"), (None, b"x/1")],
+    ("key", "sample_id", "group_size"),
+    [
+        (b"run:00000001", None, b"4"),
+        (b"run:00000002", b"run:00000001/0", b"4"),
+        (b"run:00000001", b"nonsense", b"4"),
+        (None, b"x/1", b"4"),
+        (b"run:00000001", b"run:00000001/0", None),
+        (b"run:00000001", b"run:00000001/0", b"four"),
+        (b"run:00000001", b"run:00000001/4", b"4"),
+    ],
 )
-def test_a_lost_completion_without_identity_gets_no_verdict(key: bytes | None, header: bytes | None) -> None:
-    headers = {} if header is None else {"sample_id": header}
+def test_a_lost_completion_without_identity_gets_no_verdict(
+    key: bytes | None, sample_id: bytes | None, group_size: bytes | None
+) -> None:
+    found = {"sample_id": sample_id, "group_size": group_size}
+    headers = {name: value for name, value in found.items() if value is not None}
     record = RawRecord("completions.math", 0, 0, key, b"", headers)
     assert lost_verdict(record, ValueError("bad")) is None
+
+
+def test_the_trainer_can_place_the_verdict_on_a_lost_completion() -> None:
+    headers = {"sample_id": b"run:00000001/2", "group_size": b"4"}
+    verdict = lost_verdict(RawRecord("completions.math", 0, 0, b"run:00000001", b"", headers), ValueError("bad"))
+    assert verdict is not None
+    assembler = Assembler(Rules("run", groups_per_step=1, max_staleness=0))
+    assert assembler.offer(verdict, 0.0) == "accepted"
+    assert assembler.open_groups == 1
 
 
 def test_the_policy_is_a_setting() -> None:
