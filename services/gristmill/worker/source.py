@@ -32,8 +32,9 @@ POLL_S = 0.05
 BATCH = 1000
 BACKLOG = 2000
 """Records waiting for handlers, over all partitions that are not full, above which polling slows down."""
-BACKLOG_TURN_S = 0.005
-BACKLOG_TURNS = 10
+BACKLOG_TURN_S = 0.025
+BACKLOG_TURNS = 4
+"""Few and long waits: each wake-up takes the interpreter lock from the event loop."""
 MAX_POSTED = 2
 """Batches that the event loop may lag behind before the thread stops taking more."""
 STALL_S = 1.0
@@ -147,13 +148,16 @@ class Source:
     def _turn(self) -> None:
         """One poll: serve callbacks, take what is there, hand it on."""
         self._set_pauses()
-        first = self._consumer.poll(POLL_S)
+        messages = self._consumer.consume(BATCH, 0) if self._backlog() else []
+        if not messages:
+            first = self._consumer.poll(POLL_S)
+            if first is not None:
+                messages = [first, *self._consumer.consume(BATCH - 1, 0)]
         self.polled_at = time.monotonic()
-        if first is None:
+        if not messages:
             self._repair_silent()
             self._look_for_topics()
             return
-        messages = [first, *self._consumer.consume(BATCH - 1, 0)]
         batch = self._sort(messages)
         if batch:
             self._post(batch)
@@ -176,11 +180,14 @@ class Source:
         if not self._closing:
             self._listener.trouble(None)
 
+    def _backlog(self) -> int:
+        """Records waiting for handlers."""
+        return sum(len(partition.buffer) for partition in self._owned.values() if not partition.full)
+
     def _let_catch_up(self) -> None:
         """Wait a little while handlers have plenty to do: pausing would throw away what is already fetched."""
         for _ in range(BACKLOG_TURNS):
-            backlog = sum(len(partition.buffer) for partition in self._owned.values() if not partition.full)
-            if backlog < BACKLOG or self._stop.wait(BACKLOG_TURN_S):
+            if self._backlog() < BACKLOG or self._stop.wait(BACKLOG_TURN_S):
                 return
 
     def _sort(self, messages: list[Any]) -> Batch:
