@@ -3,7 +3,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
+# Most tests wait for brokers rather than compute, so more workers than cores pay. A file stays on one worker.
+JOBS ?= 4
 ARGS ?=
+# Most tests wait for brokers rather than compute, so more workers than cores pay. A file stays on one worker.
+JOBS ?= 4
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(PIP_ARGS)
@@ -18,7 +22,7 @@ demo: $(VENV)/.local  ## Install what the line needs, run it on embedded default
 	$(BIN)/gristmill demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; what needs Docker, Java, npm or a GPU is skipped where it is absent.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.dev  ## Style, types, import contract, schema contract.
 	$(BIN)/ruff check .
