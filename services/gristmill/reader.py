@@ -25,6 +25,7 @@ from gristmill.kafka import reader_config
 from gristmill.logs import get_logger
 from gristmill.messages import Message
 from gristmill.topics import Topic
+from gristmill.worker.quiet import QuietLog
 from gristmill.worker.records import NO_HEADERS, Headers
 
 M = TypeVar("M", bound=Message)
@@ -103,8 +104,10 @@ class TopicReader(Generic[M]):
         self._expected = expected if expected is not None else cast("type[M] | None", topic.message)
         self._codec = codec
         self._log = get_logger()
+        self._quiet = QuietLog(self._log)
         self._trouble: str | None = None
-        self._consumer = Consumer(reader_config(common) | {"error_cb": self._on_error})
+        quiet = {"error_cb": self._on_error, "log_level": 0}  # one of the two is enough
+        self._consumer = Consumer(reader_config(common) | quiet)
         self.gone: list[Gone] = []
         """Start positions that the broker does not have. Those partitions are read from the beginning of what is
         left: nothing is skipped, and whoever keeps state drops what it has seen before."""
@@ -113,7 +116,7 @@ class TopicReader(Generic[M]):
             self._consumer.assign([TopicPartition(topic.name, p, offset) for p, offset in self._positions.items()])
         except (KafkaException, InfrastructureError) as error:
             self._consumer.close()
-            raise _unreachable(topic, error) from error
+            raise _unreachable(common, topic, error) from error
         self._at_end = dict.fromkeys(self._positions, False)
 
     @property
@@ -218,7 +221,7 @@ class TopicReader(Generic[M]):
     def _on_error(self, error: KafkaError) -> None:
         """librdkafka goes on by itself after these."""
         self._trouble = error.str()
-        self._log.warning("kafka_error", topic=self.topic.name, error=error.str(), code=error.name())
+        self._quiet.warning("kafka_error", about=error.name(), topic=self.topic.name, error=error.str())
 
     def _find_start(self, start: Start) -> dict[int, int]:
         partitions = _partitions(self._consumer, self.topic)
@@ -303,9 +306,9 @@ def _partitions(consumer: Consumer, topic: Topic) -> list[int]:
     return sorted(metadata.partitions)
 
 
-def _unreachable(topic: Topic, error: Exception) -> InfrastructureError:
+def _unreachable(common: CommonConfig, topic: Topic, error: Exception) -> InfrastructureError:
     detail = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-    return InfrastructureError(f"cannot read topic {topic.name}: {detail}")
+    return InfrastructureError(f"cannot read topic {topic.name} of the cluster at {common.bootstrap}: {detail}")
 
 
 _LEADERLESS = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})

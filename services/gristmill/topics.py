@@ -133,5 +133,7 @@ def _partition_counts(admin: AdminClient, timeout_s: float) -> dict[str, int]:
     try:
         metadata = admin.list_topics(timeout=timeout_s)
     except KafkaException as error:
-        raise InfrastructureError(f"the Kafka cluster does not answer: {error.args[0].str()}") from error
+        raise InfrastructureError(
+            f"the Kafka cluster does not answer within {timeout_s:g} s ({error.args[0].str()}); is --bootstrap right?"
+        ) from error
     return {name: len(topic.partitions) for name, topic in metadata.topics.items()}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.config import load_settings
 from gristmill.errors import ConfigError
 from gristmill.local.options import LineOptions, load_profile, resolve
 from gristmill.local.view import sparkline
@@ -55,3 +56,29 @@ def test_sparkline_scales_from_zero() -> None:
     assert sparkline([-1.0, 2.0, 4.0]) == "▁▅█"
     assert len(sparkline([0.1] * 100, width=10)) == 10
     assert sparkline([]) == ""
+
+
+def test_the_environment_and_the_file_name_cluster_and_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = resolve(LineOptions(), "r")
+    assert (alone.bootstrap, alone.engines, alone.engine_port) == (None, (), None)
+    monkeypatch.setenv("GRISTMILL_BOOTSTRAP", "kafka:9092")
+    file = tmp_path / "g.yaml"
+    file.write_text("generator: {engines: ['http://e:1', 'http://e:2']}\nengine: {port: 4711}\n")
+    named = resolve(LineOptions(config_file=file), "r")
+    assert (named.bootstrap, named.engines, named.engine_port) == ("kafka:9092", ("http://e:1", "http://e:2"), 4711)
+    assert resolve(LineOptions(bootstrap="other:1"), "r").bootstrap == "other:1"
+
+
+def test_secrets_go_to_the_environment_of_the_parts_and_not_into_files(tmp_path: Path) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text("generator: {api_key: hidden-1, attempts: 7}\nsecurity: {registry_auth: 'user:hidden-2'}\n")
+    resolved = resolve(LineOptions(config_file=file, flags={"security": {"sasl_password": "hidden-3"}}), "r")
+    assert "hidden" not in repr(resolved.values)
+    assert resolved.values["generator"] == {"attempts": 7}
+    assert resolved.secrets == {
+        "GRISTMILL_GENERATOR__API_KEY": "hidden-1",
+        "GRISTMILL_SECURITY__REGISTRY_AUTH": "user:hidden-2",
+        "GRISTMILL_SECURITY__SASL_PASSWORD": "hidden-3",
+    }
+    child = load_settings(None, resolved.values, resolved.secrets)
+    assert child == resolved.settings

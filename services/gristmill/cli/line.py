@@ -12,9 +12,10 @@ from gristmill.cli.options import Bootstrap, ConfigFile
 from gristmill.config import parse_overrides
 from gristmill.errors import GristmillError
 from gristmill.local.demo import run_demo
+from gristmill.local.helpers import StoppedByUser, catch_interrupt
 from gristmill.local.line import make_run_id, open_line
 from gristmill.local.options import LineOptions, ResolvedLine, resolve
-from gristmill.local.watch import catch_interrupt, watch
+from gristmill.local.watch import watch
 
 INTERRUPTED = 130
 
@@ -42,11 +43,18 @@ def up(
     """Start broker, topics, engine and services, and show the line live. Ctrl-C drains and stops it."""
     console = Console()
     resolved = _resolve(context, "up", policy, source, engine, bootstrap, versions, run_id, config)
-    with catch_interrupt() as interrupt, open_line(resolved, lambda text: console.print(f"· {text}")) as line:
-        line.start_services()
-        watch(line, console, lambda: line.finished("grpo_trainer"), interrupt)
-        console.print("draining: upstream first, what was begun is finished and committed")
-        bad = line.stop_services()
+    try:
+        with (
+            catch_interrupt() as interrupt,
+            open_line(resolved, lambda text: console.print(f"· {text}"), interrupt) as line,
+        ):
+            line.start_services()
+            watch(line, console, lambda: line.finished("grpo_trainer"), interrupt)
+            console.print("draining: upstream first, what was begun is finished and committed")
+            bad = line.stop_services()
+    except StoppedByUser as stopped:
+        console.print(f"{stopped}; nothing is left running")
+        raise typer.Exit(INTERRUPTED) from None
     if bad:
         raise GristmillError(f"these parts did not stop cleanly: {bad}; see {resolved.run_dir / 'logs'}")
     console.print(f"stopped. Run folder: {resolved.run_dir}", soft_wrap=True)
@@ -64,8 +72,13 @@ def demo(
 ) -> None:
     """Train a number of policy versions, then sum up: rewards, held-out pass@1, accounting, where everything lies."""
     resolved = _resolve(context, "demo", policy, source, engine, bootstrap, versions, run_id, config)
-    if run_demo(resolved, Console()) is None:
-        raise typer.Exit(INTERRUPTED)
+    console = Console()
+    try:
+        if run_demo(resolved, console) is not None:
+            return
+    except StoppedByUser as stopped:
+        console.print(f"{stopped}; nothing is left running")
+    raise typer.Exit(INTERRUPTED)
 
 
 def _resolve(

@@ -16,11 +16,14 @@ from gristmill.audit import Report
 from gristmill.cli.audit import accounting_table
 from gristmill.errors import GristmillError
 from gristmill.local.evaluate import Evaluation, evaluate
-from gristmill.local.line import LocalLine, export_problems, open_line
+from gristmill.local.helpers import catch_interrupt
+from gristmill.local.line import LocalLine, open_line
 from gristmill.local.options import ResolvedLine
 from gristmill.local.view import sparkline
-from gristmill.local.watch import catch_interrupt, watch
+from gristmill.local.watch import watch
 from gristmill.messages import PolicyVersion, TrainingStep
+from gristmill.reader import read_all
+from gristmill.registry import open_codec
 from gristmill.replay import audit_run
 
 
@@ -43,10 +46,14 @@ def run_demo(resolved: ResolvedLine, console: Console) -> Outcome | None:
     """Run the line to its target and sum up; None when the user stopped it before.
 
     Raises:
+        StoppedByUser: the user stopped it while something was prepared or evaluated.
         GristmillError: a part died, the target was missed, or the accounts do not balance.
     """
     started = time.monotonic()
-    with catch_interrupt() as interrupt, open_line(resolved, lambda text: console.print(f"· {text}")) as line:
+    with (
+        catch_interrupt() as interrupt,
+        open_line(resolved, lambda text: console.print(f"· {text}"), interrupt) as line,
+    ):
         heldout = _heldout(line)
         evaluations = [_evaluate(line, heldout, "before", None, console)] if heldout else []
         line.start_services()
@@ -88,7 +95,7 @@ def _heldout(line: LocalLine) -> Path | None:
     if count == 0:
         return None
     path = line.resolved.run_dir / "heldout.jsonl"
-    export_problems(line.config_path, path, count=count, split="heldout", source=line.local.eval_source)
+    line.helpers.export_problems(line.config_path, path, count=count, split="heldout", source=line.local.eval_source)
     return path
 
 
@@ -100,11 +107,17 @@ def _evaluate(line: LocalLine, problems: Path, label: str, adapter: Path | None,
 
 
 def _records(line: LocalLine) -> tuple[dict[int, TrainingStep], dict[int, float], PolicyVersion]:
+    """Training steps of the run, mean reward by policy version, and the newest version."""
     stats = line.watcher.stats if line.watcher else None
     if stats is None or stats.policy is None:
         raise GristmillError("the trainer published no policy version")
+    steps = {
+        record.message.step: record.message
+        for record in read_all(line.common, open_codec(line.common), line.topics.training, TrainingStep)
+        if record.message is not None and record.message.run_id == line.common.run_id
+    }
     with stats.lock:
-        return dict(stats.steps), stats.reward_curve, stats.policy
+        return steps, stats.reward_curve, stats.policy
 
 
 def _save(outcome: Outcome, steps: dict[int, TrainingStep]) -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from gristmill.local.line import LocalLine, run_to_end
+from gristmill.local.line import LocalLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def evaluate(line: LocalLine, problems: Path, label: str, adapter: Path | None) 
     sample += ["--engine", line.engine_urls[0], "--samples", str(samples)]
     if adapter is not None:
         sample += ["--adapter", str(adapter)]
-    run_to_end(sample, f"sampling held-out problems ({label})")
+    line.helpers.run(sample, f"sampling held-out problems ({label})")
     verify = ["verify", "math", "--config", str(line.config_path), "--in", str(completions), "--out", str(verdicts)]
-    run_to_end(verify, f"verifying them ({label})")
+    line.helpers.run(verify, f"verifying them ({label})")
     rows = [json.loads(row) for row in verdicts.read_text(encoding="utf-8").splitlines() if row]
     return Evaluation(label, len(rows) // samples, len(rows), sum(bool(row["correct"]) for row in rows))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import yaml
@@ -19,9 +16,10 @@ from confluent_kafka.admin import AdminClient
 
 from gristmill.broker import EmbeddedBroker, free_port
 from gristmill.config import CommonConfig, merge
-from gristmill.errors import GristmillError
+from gristmill.errors import ConfigError, GristmillError
 from gristmill.kafka import admin_config
 from gristmill.local.config import LocalConfig
+from gristmill.local.helpers import Helpers, Interrupt, gristmill_command
 from gristmill.local.options import ResolvedLine
 from gristmill.local.process import Part, wait_until
 from gristmill.local.stats import LineWatcher
@@ -30,6 +28,7 @@ from gristmill.topics import Topics, apply
 
 Say = Callable[[str], None]
 
+CLUSTER_TIMEOUT_S = 10.0
 ENGINE_START_TIMEOUT_S = 600.0
 STOP_ORDER = ("problem_producer", "sglang_generator", "math_verifier", "grpo_trainer", "engine")
 """Upstream first, so that what was begun flows through and is committed."""
@@ -45,9 +44,41 @@ class LocalLine:
     policy_dir: Path
     config_path: Path
     engine_urls: tuple[str, ...]
+    helpers: Helpers
     broker: EmbeddedBroker | None = None
     parts: dict[str, Part] = field(default_factory=dict)
     watcher: LineWatcher | None = None
+
+    def start_engine(self, say: Say) -> None:
+        """Start the embedded engine unless the user named engines, and wait until all answer.
+
+        Raises:
+            GristmillError: one does not, or the user stopped it.
+        """
+        if not self.resolved.engines:
+            command = gristmill_command("engine", "--config", str(self.config_path))
+            log = self.resolved.run_dir / "logs" / "engine.log"
+            self.parts["engine"] = Part("engine", command, log, env=self.resolved.secrets)
+            self.parts["engine"].start()
+        for url in self.engine_urls:
+            self._wait_for_engine(url, say)
+
+    def _wait_for_engine(self, url: str, say: Say) -> None:
+        what = f"the engine at {url}"
+        told = self.resolved.engines == ()
+
+        def ready() -> bool:
+            nonlocal told
+            self.helpers.interrupt.check(f"waiting for {what}")
+            if answers(f"{url}/health"):
+                return True
+            if not told:
+                say(f"{what} does not answer yet: waiting up to {ENGINE_START_TIMEOUT_S:.0f} s")
+                told = True
+            return False
+
+        wait_until(ready, list(self.parts.values()), ENGINE_START_TIMEOUT_S, what)
+        say(f"engine at {url} serves {self.policy_dir.name}")
 
     def start_services(self) -> None:
         """Trainer first (it publishes version 0 and the credit), producer last."""
@@ -60,6 +91,7 @@ class LocalLine:
                 name,
                 [*gristmill_command("run", name, "--config", str(self.config_path), "--metrics-port", str(port))],
                 self.resolved.run_dir / "logs" / f"{name}.log",
+                env=self.resolved.secrets,
                 metrics_port=port,
                 may_finish=finite,
             )
@@ -108,25 +140,34 @@ class LocalLine:
 
 
 @contextmanager
-def open_line(resolved: ResolvedLine, say: Say) -> Iterator[LocalLine]:
-    """Prepare the policy, start broker and engine, apply the topics; services start with ``start_services``.
+def open_line(resolved: ResolvedLine, say: Say, interrupt: Interrupt) -> Iterator[LocalLine]:
+    """Start the broker, apply the topics, prepare the policy, start the engine; ``start_services`` starts the rest.
+
+    What costs nothing and can fail, a folder that cannot be written or a cluster that does not answer, comes first.
 
     Raises:
-        GristmillError: a step failed; everything started so far is stopped.
+        GristmillError: a step failed, or the user stopped it; everything started so far is stopped.
     """
-    run_dir = resolved.run_dir
-    run_dir.mkdir(parents=True, exist_ok=True)
-    policy_dir = prepare_policy(resolved, say)
+    make_run_dir(resolved)
+    helpers = Helpers(interrupt, resolved.secrets)
     broker: EmbeddedBroker | None = None
-    bootstrap = resolved.options.bootstrap or resolved.values.get("bootstrap")
+    bootstrap = resolved.bootstrap
     if bootstrap is None:
-        broker = EmbeddedBroker(log=run_dir / "logs" / "broker.log")
+        broker = EmbeddedBroker(log=resolved.run_dir / "logs" / "broker.log")
         broker.start()
         bootstrap = broker.bootstrap
         say(f"embedded broker on {bootstrap}")
     line: LocalLine | None = None
     try:
-        line = _assemble(resolved, policy_dir, bootstrap, broker, say)
+        common = resolved.settings.common.model_copy(update={"bootstrap": bootstrap})
+        topics = Topics(common.topic_prefix)
+        apply(AdminClient(admin_config(common)), topics, timeout_s=CLUSTER_TIMEOUT_S)
+        policy_dir = prepare_policy(resolved, helpers, say)
+        port = resolved.engine_port or free_port()
+        urls = resolved.engines or (f"http://127.0.0.1:{port}",)
+        config_path = write_config(resolved, bootstrap, policy_dir, port, urls)
+        line = LocalLine(resolved, common, topics, policy_dir, config_path, urls, helpers, broker)
+        line.start_engine(say)
         yield line
     finally:
         if line is not None:
@@ -135,49 +176,40 @@ def open_line(resolved: ResolvedLine, say: Say) -> Iterator[LocalLine]:
             broker.stop()
 
 
-def _assemble(
-    resolved: ResolvedLine, policy_dir: Path, bootstrap: str, broker: EmbeddedBroker | None, say: Say
-) -> LocalLine:
-    engines = resolved.options.engines
-    port = free_port()
-    urls = engines or (f"http://127.0.0.1:{port}",)
+def make_run_dir(resolved: ResolvedLine) -> None:
+    """Make the run's folder.
+
+    Raises:
+        ConfigError: ``data_dir`` cannot be written.
+    """
+    try:
+        resolved.run_dir.mkdir(parents=True, exist_ok=True)
+        (resolved.run_dir / "config.yaml").touch()
+    except OSError as error:
+        raise ConfigError(
+            f"data_dir {resolved.settings.data_dir.absolute()}: cannot write {error.filename}: {error.strerror}; "
+            "give another one with --data_dir"
+        ) from error
+
+
+def write_config(resolved: ResolvedLine, bootstrap: str, policy_dir: Path, port: int, engines: Sequence[str]) -> Path:
+    """The file that every part reads: what the user chose and what was found out. Secrets are not in it."""
     values = merge(
         resolved.values,
         {
             "bootstrap": bootstrap,
             "data_dir": str(resolved.settings.data_dir.absolute()),
-            "generator": {"engines": list(urls)},
+            "generator": {"engines": list(engines)},
             "trainer": {"base_model": str(policy_dir)},
             "engine": {"model_path": str(policy_dir), "port": port},
         },
     )
-    config_path = resolved.run_dir / "config.yaml"
-    config_path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    common = resolved.settings.common.model_copy(update={"bootstrap": bootstrap})
-    topics = Topics(common.topic_prefix)
-    apply(AdminClient(admin_config(common)), topics)
-    line = LocalLine(resolved, common, topics, policy_dir, config_path, urls, broker)
-    if not engines:
-        engine = Part(
-            "engine",
-            gristmill_command("engine", "--config", str(config_path)),
-            resolved.run_dir / "logs" / "engine.log",
-        )
-        engine.start()
-        line.parts["engine"] = engine
-    try:
-        running = list(line.parts.values())
-        for url in urls:
-            health = f"{url}/health"
-            wait_until(partial(answers, health), running, ENGINE_START_TIMEOUT_S, f"the engine at {url}")
-            say(f"engine at {url} serves {policy_dir.name}")
-    except GristmillError:
-        line.stop_services()
-        raise
-    return line
+    path = resolved.run_dir / "config.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    return path
 
 
-def prepare_policy(resolved: ResolvedLine, say: Say) -> Path:
+def prepare_policy(resolved: ResolvedLine, helpers: Helpers, say: Say) -> Path:
     """Folder of the base policy, made on first use; ``tiny`` is warmed up on problems of the line's own source."""
     policy = resolved.options.policy
     arguments = ["policy", "prepare", policy]
@@ -187,41 +219,15 @@ def prepare_policy(resolved: ResolvedLine, say: Say) -> Path:
     if policy == "tiny":
         data = resolved.run_dir / "warmup.jsonl"
         count = resolved.settings.section("local", LocalConfig).warmup_problems
-        export_problems(config, data, count=count, split="train")
+        helpers.export_problems(config, data, count=count, split="train")
         arguments += ["--warmup-data", str(data)]
         say("preparing the tiny policy (a minute on the first run, then cached)")
-    output = run_to_end(arguments, f"preparing the policy {policy!r}")
+    output = helpers.run(arguments, f"preparing the policy {policy!r}")
     lines = output.strip().splitlines()
     folder = Path(lines[-1]) if lines else Path()
     if not lines or not folder.is_dir():
         raise GristmillError(f"preparing the policy {policy!r} printed no folder:\n{output}")
     return folder
-
-
-def export_problems(config: Path, out: Path, *, count: int, split: str, source: str | None = None) -> None:
-    """Write problems of the configured source with the line's own prompts to a JSONL file."""
-    arguments = ["problems", "export", "--config", str(config), "--n", str(count), "--split", split, "--out", str(out)]
-    if source is not None:
-        arguments += ["--source", source]
-    run_to_end(arguments, "exporting problems")
-
-
-def run_to_end(arguments: Sequence[str], what: str) -> str:
-    """Run a ``gristmill`` command and give its standard output.
-
-    Raises:
-        GristmillError: it failed; the message shows the end of its standard error.
-    """
-    done = subprocess.run(gristmill_command(*arguments), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        tail = "\n".join(f"    {line}" for line in (done.stderr or done.stdout).strip().splitlines()[-15:])
-        raise GristmillError(f"{what} failed with status {done.returncode}:\n{tail}")
-    return done.stdout
-
-
-def gristmill_command(*arguments: str) -> list[str]:
-    """The command line of another ``gristmill`` process under the same interpreter."""
-    return [sys.executable, "-m", "gristmill", *arguments]
 
 
 def answers(url: str) -> bool:

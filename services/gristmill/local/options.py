@@ -8,11 +8,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+from pydantic import BaseModel, SecretStr
 
-from gristmill.config import ENV_PREFIX, Settings, load_settings, merge
+from gristmill.config import ENV_PREFIX, Section, Settings, load_settings, merge
 from gristmill.errors import ConfigError
 
 
@@ -44,6 +45,29 @@ class ResolvedLine:
     options: LineOptions
     settings: Settings
     values: dict[str, Any]
+    """For a file; secrets are not among them."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """For the environment of children."""
+
+    @property
+    def bootstrap(self) -> str | None:
+        """The cluster that the user named, by flag, file or environment; None for the embedded broker."""
+        return self.settings.bootstrap if "bootstrap" in self.settings.model_fields_set else None
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """URLs of the engines that the user named; none for the embedded one."""
+        return tuple(self._chosen("generator", "engines") or ())
+
+    @property
+    def engine_port(self) -> int | None:
+        """Port that the user wants the embedded engine on."""
+        return self._chosen("engine", "port") or None
+
+    def _chosen(self, section: str, name: str) -> Any:
+        """A setting of another package's section, None where only its default stands."""
+        found = getattr(self.settings, section, None)
+        return getattr(found, name) if isinstance(found, Section) and name in found.model_fields_set else None
 
     @property
     def run_dir(self) -> Path:
@@ -75,7 +99,27 @@ def resolve(options: LineOptions, run_id: str) -> ResolvedLine:
     values = merge(merge(merge(profile, user), chosen), flags)
     if "run_id" not in values and f"{ENV_PREFIX}RUN_ID" not in os.environ:
         values["run_id"] = run_id
-    return ResolvedLine(options, load_settings(None, values), values)
+    settings = load_settings(None, values)
+    public, secrets = split_secrets(values, type(settings))
+    return ResolvedLine(options, settings, public, secrets)
+
+
+def split_secrets(
+    values: Mapping[str, Any], model: type[BaseModel], prefix: str = ENV_PREFIX
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values without the secrets among them, and these as environment variables."""
+    public: dict[str, Any] = dict(values)
+    secrets: dict[str, str] = {}
+    for name, info in model.model_fields.items():
+        value, variable = values.get(name), f"{prefix}{name.upper()}"
+        kinds = (info.annotation, *get_args(info.annotation))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if SecretStr in kinds and value is not None:
+            secrets[variable] = str(public.pop(name))
+        elif isinstance(value, Mapping) and inner is not None:
+            public[name], found = split_secrets(value, inner, f"{variable}__")
+            secrets |= found
+    return public, secrets
 
 
 def load_profile(policy: str) -> dict[str, Any]:

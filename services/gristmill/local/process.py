@@ -133,5 +133,6 @@ def wait_until(ready: Callable[[], bool], parts: Sequence[Part], timeout_s: floa
         for part in parts:
             part.check()
         if time.monotonic() > deadline:
-            raise GristmillError(f"{what} was not ready after {timeout_s:.0f} s; see {parts[-1].log if parts else ''}")
+            hint = f"; see {parts[-1].log}" if parts else ""
+            raise GristmillError(f"{what} was not ready after {timeout_s:.0f} s{hint}")
         time.sleep(0.1)

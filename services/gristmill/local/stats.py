@@ -37,12 +37,17 @@ class Rate:
     def add(self, count: int) -> None:
         self._events.append((self._clock(), count))
         self._sum += count
+        self._forget()
 
     def per_second(self) -> float:
+        self._forget()
+        return self._sum / RATE_WINDOW_S
+
+    def _forget(self) -> None:
+        """Also when nobody asks: without a terminal most rates are never shown."""
         horizon = self._clock() - RATE_WINDOW_S
         while self._events and self._events[0][0] < horizon:
             self._sum -= self._events.popleft()[1]
-        return self._sum / RATE_WINDOW_S
 
 
 @dataclass(slots=True)
@@ -71,18 +76,21 @@ class TopicStats:
 
 
 class LineStats:
-    """Counts and last values; the watcher writes them, the view reads them under ``lock``."""
+    """Counts and last values; the watcher writes them, the view reads them under ``lock``.
+
+    What is kept does not grow with the run, but for one reward mean per policy version.
+    """
 
     def __init__(self, topics: Topics, run_id: str) -> None:
         self.lock = threading.Lock()
         self.run_id = run_id
         self.topics: dict[str, TopicStats] = {topic.name: TopicStats() for topic in topics}
-        self.groups: set[str] = set()
+        self.highest_ordinal = 0
         self.statuses: Counter[str] = Counter()
         self.rewards: dict[int, RewardMean] = {}
         self.tokens = Rate()
         self.policy: PolicyVersion | None = None
-        self.steps: dict[int, TrainingStep] = {}
+        self.last_step: TrainingStep | None = None
         self.last_dead_letter: str | None = None
 
     @property
@@ -92,9 +100,9 @@ class LineStats:
 
     @property
     def groups_in_flight(self) -> int:
-        """Groups that were started and are not settled yet."""
+        """Groups that were started and are not settled yet. Credit starts them by ordinal: the highest counts them."""
         settled = self.policy.settled_groups if self.policy else 0
-        return max(0, len(self.groups) - settled)
+        return max(0, self.highest_ordinal - settled)
 
     def take(self, topic: Topic, record: KafkaMessage, codec: Codec) -> None:
         """Count one record and keep what the view shows of it."""
@@ -112,17 +120,18 @@ class LineStats:
     def _keep(self, message: object) -> None:
         match message:
             case Completion(run_id=self.run_id):
-                self.groups.add(message.group_id)
+                self.highest_ordinal = max(self.highest_ordinal, message.ordinal)
                 self.tokens.add(len(message.completion_token_ids) // 4)
             case Verdict(run_id=self.run_id):
-                self.groups.add(message.group_id)
+                self.highest_ordinal = max(self.highest_ordinal, message.ordinal)
                 self.statuses[message.status] += 1
                 if message.reward is not None:
                     self.rewards.setdefault(message.policy_version_oldest, RewardMean()).add(message.reward)
             case PolicyVersion(run_id=self.run_id):
                 self.policy = message
             case TrainingStep(run_id=self.run_id):
-                self.steps[message.step] = message
+                if self.last_step is None or message.step > self.last_step.step:
+                    self.last_step = message
             case _:
                 pass
 

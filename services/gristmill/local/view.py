@@ -57,8 +57,8 @@ def _run(stats: LineStats, target: int | None) -> Table:
             f"trained {policy.trained:,}, filtered {policy.filtered:,}, rejected {policy.rejected:,}, "
             f"failed {policy.failed:,}",
         )
-    if stats.steps:
-        last = stats.steps[max(stats.steps)]
+    last = stats.last_step
+    if last is not None:
         lags = ", ".join(f"{lag}: {count}" for lag, count in sorted(last.staleness.items(), key=lambda i: int(i[0])))
         table.add_row("staleness", f"{lags} (bound {policy.max_staleness})" if policy else lags)
         table.add_row("mismatch KL", f"{last.mismatch_kl:.2e}")

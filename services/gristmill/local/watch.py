@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.live import Live
 
+from gristmill.local.helpers import Interrupt
 from gristmill.local.line import LocalLine
 from gristmill.local.view import render, sparkline
 
 FRAMES_PER_SECOND = 4
 
 
-class Interrupted:
-    """Set by the first Ctrl-C or SIGTERM; the second one has its usual effect."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-
-@contextmanager
-def catch_interrupt() -> Iterator[Interrupted]:
-    """Turn the first SIGINT or SIGTERM into a flag."""
-    state = Interrupted()
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        state.requested = True
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    for number in previous:
-        signal.signal(number, on_signal)
-    try:
-        yield state
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def watch(line: LocalLine, console: Console, done: Callable[[], bool], interrupt: Interrupted) -> None:
+def watch(line: LocalLine, console: Console, done: Callable[[], bool], interrupt: Interrupt) -> None:
     """Show the line until ``done`` or an interrupt.
 
     Raises:
@@ -68,7 +39,7 @@ def watch(line: LocalLine, console: Console, done: Callable[[], bool], interrupt
         return
     last, said_at = -1, 0.0
     while step():
-        version = len(stats.steps)
+        version = stats.last_step.step if stats.last_step else 0
         if version != last or time.monotonic() - said_at > line.local.status_interval_s:
             last, said_at = version, time.monotonic()
             console.print(status_line(line, time.monotonic() - started), highlight=False, soft_wrap=True)
