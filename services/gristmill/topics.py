@@ -6,6 +6,7 @@ created, and existing topics are checked against the declaration rather than cha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -120,13 +121,28 @@ def apply(admin: AdminClient, topics: Topics, *, replication: int = 1, timeout_s
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise InfrastructureError(f"topic {name}: {error.args[0].str()}") from error
-        existing = {**{t.name: t.partitions for t in missing}, **existing}
+        existing |= {topic.name: topic.partitions for topic in missing if topic.name in created}
+        # Those that someone else made in this moment are of his making: ask.
+        existing |= _await_counts(admin, {topic.name for topic in missing} - created, timeout_s)
     for topic in (topics.policies, topics.training):
         if existing[topic.name] != 1:
             raise ConfigError(
                 f"topic {topic.name} has {existing[topic.name]} partitions; it must have one, for a total order"
             )
     return [Applied(topic, topic.name in created, existing[topic.name]) for topic in topics]
+
+
+def _await_counts(admin: AdminClient, names: set[str], timeout_s: float) -> dict[str, int]:
+    """Partitions of topics that exist, although the broker asked may not have heard of them yet."""
+    deadline = time.monotonic() + timeout_s
+    found: dict[str, int] = {}
+    while missing := names - found.keys():
+        if time.monotonic() > deadline:
+            raise InfrastructureError(f"topics {sorted(missing)} exist, but the cluster does not list them")
+        counts = _partition_counts(admin, timeout_s)
+        found = {name: counts[name] for name in names if counts.get(name)}
+        time.sleep(0.05)
+    return found
 
 
 def _partition_counts(admin: AdminClient, timeout_s: float) -> dict[str, int]:
