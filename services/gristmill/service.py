@@ -184,7 +184,7 @@ def _handle_signals(stop: StopSignal, exit_timeout_s: float) -> None:
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in _STOP_SIGNALS:
         signal.signal(number, _wake)
-    os.register_at_fork(after_in_child=_forget_signals)
+    os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_forget_signals)
     threading.Thread(target=_watch_signals, args=(read_end, stop, exit_timeout_s), name="signals", daemon=True).start()
 
 
@@ -195,11 +195,21 @@ def _wake(_number: int, _frame: FrameType | None) -> None:
     """Python writes the number of a signal that has a handler into the pipe; there is no more to do here."""
 
 
+def _hold_signals() -> None:
+    """A signal that comes while this thread forks waits, so that the child meets it with its own handlers."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+
+
+def _let_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+
+
 def _forget_signals() -> None:
     """A forked child must neither wake its parent nor shrug off SIGTERM."""
     signal.set_wakeup_fd(-1)
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+    _let_signals()
 
 
 def _watch_signals(read_end: int, stop: StopSignal, exit_timeout_s: float) -> None:

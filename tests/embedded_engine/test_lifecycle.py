@@ -98,7 +98,9 @@ def test_the_queue_is_bounded_and_ordered(model: Path) -> None:
         done: list[str] = []
 
         def queued(rid: str, priority: int) -> None:
-            body = {"input_ids": PROMPT, "rid": rid, "priority": priority, "sampling_params": {"max_new_tokens": 3}}
+            # The urgent one is short and the other long, so that the order of the answers is that of the starts.
+            params = {"max_new_tokens": 3 if priority else 100, "ignore_eos": True}
+            body = {"input_ids": PROMPT, "rid": rid, "priority": priority, "sampling_params": params}
             assert client.post("/generate", **body)[0] == 200
             done.append(rid)
 
