@@ -87,11 +87,15 @@ def only_trainer(folder: Path) -> Iterator[None]:
     """Keep a second trainer of the same run out.
 
     Raises:
-        ConfigError: one is running.
+        ConfigError: one is running, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "trainer.lock"
-    with path.open("a+", encoding="utf-8") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"data_dir: cannot write {error.filename}: {error.strerror}; set another one") from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

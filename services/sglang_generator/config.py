@@ -79,7 +79,8 @@ class GeneratorConfig(Section):
     breaker_max_s: float = Field(default=60.0, gt=0)
     """Upper bound of that."""
     max_refusals: int = Field(default=50, ge=1)
-    """Problems in a row that engines may refuse before the service ends: that is a wrong set-up, not bad problems."""
+    """Problems in a row that engines may refuse, or that cannot be sent to any (no chat template, longer than the
+    context), before the service ends: that is a wrong set-up, not bad problems."""
 
     @field_validator("engines")
     @classmethod

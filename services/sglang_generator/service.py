@@ -100,8 +100,12 @@ class Generator:
         async with only_while_owned():
             waited = await self.admission.wait(problem.ordinal)
             self._instruments.admission_wait.observe(waited)
-            check_problem(problem, self._ctx.config.max_group_size)
-            ids = await self._render(problem)
+            try:
+                check_problem(problem, self._ctx.config.max_group_size)
+                ids = await self._render(problem)
+            except BadInput as error:
+                self._count_refusal(error)
+                raise
             started = time.monotonic()
             placement = await self.fleet.place(problem.group_size)
         self._instruments.placement_wait.observe(time.monotonic() - started)
@@ -150,11 +154,11 @@ class Generator:
         headers = {"sample_id": sample.sample_id, "group_size": str(sample.group_size)}
         return Outgoing(topic, sample, headers=headers)
 
-    def _count_refusal(self, error: RequestRefused) -> None:
+    def _count_refusal(self, error: BadInput) -> None:
         self._refusals += 1
         if self._refusals >= self._ctx.config.max_refusals:
             raise ConfigError(
-                f"the engines refused {self._refusals} problems in a row, so it is not the problems; the last "
+                f"{self._refusals} problems in a row were refused, so it is not the problems but the set-up; the last "
                 f"refusal: {error}"
             ) from error
 

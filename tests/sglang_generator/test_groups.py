@@ -232,8 +232,27 @@ def test_a_refused_problem_is_bad_input_and_frees_the_engine(tokenizer: str, tmp
                 await rig.sample(make_problem(4, group_size=1))
             with pytest.raises(RequestRefused):
                 await rig.sample(make_problem(5, group_size=1))
-            with pytest.raises(ConfigError, match="refused 3 problems in a row"):
+            with pytest.raises(ConfigError, match="3 problems in a row were refused"):
                 await rig.sample(make_problem(6, group_size=1))
+
+    asyncio.run(main())
+
+
+def test_problems_that_all_cannot_be_rendered_end_the_service(tokenizer: str, tmp_path: Path) -> None:
+    """A tokenizer without a chat template would turn a whole data set into dead letters."""
+
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], max_refusals=2) as rig:
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            for ordinal in (1, 3):
+                with pytest.raises(BadInput, match="has an empty prompt"):
+                    await rig.sample(make_problem(ordinal, prompt=""))
+                assert len(await rig.sample(make_problem(ordinal + 1))) == 4
+            with pytest.raises(BadInput):
+                await rig.sample(make_problem(5, prompt=""))
+            with pytest.raises(ConfigError, match=r"2 problems in a row were refused.*has an empty prompt"):
+                await rig.sample(make_problem(6, prompt=""))
 
     asyncio.run(main())
 
