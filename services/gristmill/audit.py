@@ -77,7 +77,8 @@ class Ledger:
     _groups: set[str] = field(default_factory=set)
     _steps: dict[int, TrainingStep] = field(default_factory=dict)
     _policy: PolicyVersion | None = None
-    _bounds: dict[int, int] = field(default_factory=dict)
+    _bounds: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By version, when its last record was published, and the bound that held from then on."""
     _why: Counter[str] = field(default_factory=Counter)
     _last_rejection_ms: int = 0
     _duplicates: int = 0
@@ -164,7 +165,9 @@ class Ledger:
             self._close(sample_id, sample, "trained")
 
     def _add_policy(self, policy: PolicyVersion) -> None:
-        self._bounds.setdefault(policy.version, policy.max_staleness)
+        # A restart may change the bound; what was trained at a version was accepted under its last record.
+        record = (policy.published_at_ms, policy.max_staleness)
+        self._bounds[policy.version] = max(record, self._bounds.get(policy.version, record))
         last = self._policy
         if last is None or (policy.version, policy.admit_until) >= (last.version, last.admit_until):
             self._policy = policy
@@ -189,7 +192,7 @@ class Ledger:
         found: list[str] = []
         for step in self._steps.values():
             accepted_at = step.version - 1
-            bound = self._bounds.get(accepted_at)
+            _, bound = self._bounds.get(accepted_at, (0, None))
             for sample_id, version in zip(step.sample_ids, step.policy_versions, strict=True):
                 sample = self._samples[sample_id]
                 lag = accepted_at - version

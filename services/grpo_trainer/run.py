@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 
 from gristmill.artifacts import verify_dir
@@ -302,7 +303,12 @@ def ensure_artifact(ctx: Context, policy: Policy, found: Found, folder: Path) ->
         except ArtifactError as error:
             ctx.log.warning("policy_saved_again", version=found.state.version, reason=str(error))
         else:
-            return found.state.policy
+            # The configuration may have changed since; readers judge by what the newest record says.
+            return msgspec.structs.replace(
+                found.state.policy,
+                max_staleness=ctx.config.max_staleness,
+                groups_per_step=ctx.config.groups_per_step,
+            )
     policy.publish_to(folder)
     version = 0 if found.state is None else found.state.version
     return make_policy(ctx.common.run_id, version, ctx.config, policy.base_model, folder)

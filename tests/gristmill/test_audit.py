@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,6 +154,16 @@ def test_breaches_are_found() -> None:
     assert "its verdict 0" in breach(step(2, [4], version=1))
     assert "policies says 7 filtered" in breach(policy(2, trained=2, filtered=7, failed=1, rejected=1))
     assert "published twice" in breach(step(1, [4]))
+
+
+def test_the_bound_that_holds_is_that_of_the_last_record_of_a_version() -> None:
+    """A restart may change it; what was announced before says nothing about batches cut after."""
+    log = [*(verdict(1, index) for index in (0, 1)), step(4, [1])]
+    low = msgspec.structs.replace(policy(3), max_staleness=1, published_at_ms=10)
+    high = msgspec.structs.replace(policy(3), max_staleness=3, published_at_ms=20)
+    assert not any("the bound is" in breach for breach in replay([low, high, low, *log]).breaches)
+    lowered = msgspec.structs.replace(low, published_at_ms=30)
+    assert any("lag 3, the bound is 1" in breach for breach in replay([low, high, lowered, *log]).breaches)
 
 
 def test_samples_of_another_run_are_passed_over() -> None:

@@ -286,6 +286,23 @@ def test_one_trainer_per_run(common: CommonConfig, policy_dir: Path) -> None:
     assert not thread.is_alive(), "it drains while it waits for a batch"
 
 
+def test_a_restart_announces_the_settings_of_now(common: CommonConfig, policy_dir: Path) -> None:
+    for max_staleness, groups_per_step in ((0, 2), (3, 4)):
+        ctx = make_context(common, policy_dir, max_staleness=max_staleness, groups_per_step=groups_per_step)
+        ctx.stop.set()
+        run(ctx)
+        last = policies_of(common)[-1]
+        assert (last.version, last.max_staleness, last.groups_per_step) == (0, max_staleness, groups_per_step)
+        assert last.admit_until == (max_staleness + 1) * groups_per_step
+
+
+def test_a_data_folder_that_cannot_be_written_is_named(common: CommonConfig, policy_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    elsewhere = common.model_copy(update={"data_dir": tmp_path / "file"})
+    with pytest.raises(ConfigError, match=r"data_dir: cannot write .*file.*Not a directory"):
+        run(make_context(elsewhere, policy_dir))
+
+
 @pytest.mark.parametrize("values", [{"base_model": "/nowhere"}, {"lora": {"target_modules": ("c_attn",)}}])
 def test_models_that_cannot_be_used_are_named(values: dict[str, Any], common: CommonConfig, policy_dir: Path) -> None:
     context = make_context(common, policy_dir)
