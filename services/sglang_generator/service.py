@@ -48,7 +48,8 @@ class Generator:
         self._refusals = 0
         self.worker = Worker(
             ctx,
-            group=SERVICE_NAME,
+            # Of this run alone: a group that runs shared would commit one's problems in the other's name.
+            group=f"{SERVICE_NAME}-{self._run_id}",
             inputs=[ctx.topics.problems],
             handler=self.handle,
             concurrency=config.problems_per_partition,

@@ -95,7 +95,7 @@ class Line:
     @asynccontextmanager
     async def generator(self, engines: list[str], **settings: Any) -> AsyncIterator[Generator]:
         """A generator at work; stopped, and its outcome checked, at the end."""
-        common = {"run_id": RUN, "drain_timeout_s": settings.pop("drain_timeout_s", 5.0)}
+        common = {"run_id": settings.pop("run_id", RUN), "drain_timeout_s": settings.pop("drain_timeout_s", 5.0)}
         config = GeneratorConfig(**fast(engines) | settings)
         ctx = make_context(
             self.bootstrap, self.prefix, config, name="sglang_generator", partitions=self.partitions, **common
