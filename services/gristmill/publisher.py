@@ -18,7 +18,7 @@ from gristmill.errors import BadInput, InfrastructureError
 from gristmill.kafka import producer_config
 from gristmill.messages import Message
 from gristmill.topics import Topic
-from gristmill.worker.sink import PURGED, write_error
+from gristmill.worker.sink import PURGED, is_written, write_error
 
 ROOM_S = 120.0
 """Seconds to wait for room in a full queue: as long as a record may take to be delivered."""
@@ -106,10 +106,24 @@ class Publisher:
             self.close()
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None and error.code() not in PURGED:
-            self._failed += 1
-            if self._first_failure is None:
-                self._first_failure = write_error(message.topic(), error)
+        if error is None:
+            if not is_written(message):
+                self._repeat(message)
+        elif error.code() not in PURGED:
+            self._fail(write_error(message.topic(), error))
+
+    def _repeat(self, message: Any) -> None:
+        try:
+            self._producer.produce(
+                message.topic(), message.value(), message.key(), on_delivery=self._delivered, headers=message.headers()
+            )
+        except (BufferError, KafkaException) as error:
+            self._fail(InfrastructureError(f"topic {message.topic()}: a message could not be written again: {error}"))
+
+    def _fail(self, failure: BadInput | InfrastructureError) -> None:
+        self._failed += 1
+        if self._first_failure is None:
+            self._first_failure = failure
 
     def _raise_failure(self) -> None:
         if self._first_failure is None:

@@ -57,21 +57,17 @@ def all_committed(ctx: ServiceContext[Section]) -> bool:
     return committed(ctx.common, ctx.topics.problems) == ends
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_every_message_is_handled_once_and_committed(both: ServiceContext[Section], kind: str) -> None:
+def test_every_message_is_handled_once_and_committed(both: ServiceContext[Section]) -> None:
     publish(both, 500)
     seen: list[Incoming[Problem]] = []
 
-    def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
+    async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
+        if incoming.offset % 3:
+            await asyncio.sleep(0.001)
         seen.append(incoming)
         return [to_rejection(both.topics, incoming.message)]
 
-    async def handle_async(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
-        if incoming.offset % 3:
-            await asyncio.sleep(0.001)
-        return handle(incoming)
-
-    with RunningWorker(both, handle if kind == "sync" else handle_async, concurrency=4) as running:
+    with RunningWorker(both, handle, concurrency=4) as running:
         wait_until(lambda: len(seen) == 500)
         assert both.health.ready() == (True, "")
         assert both.health.live() == {}
@@ -385,8 +381,8 @@ def test_metrics_show_the_line(both: ServiceContext[Section]) -> None:
     assert 'gristmill_rebalances_total{kind="assigned"} 1.0' in text
 
 
-def test_missing_topics_are_waited_for_and_told(broker: Any, prefix: str) -> None:
-    ctx = make_context(broker.bootstrap, prefix)
+def test_missing_topics_are_waited_for_and_told(any_broker: Any, prefix: str) -> None:
+    ctx = make_context(any_broker.bootstrap, prefix)
     done: list[int] = []
 
     def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
@@ -396,7 +392,7 @@ def test_missing_topics_are_waited_for_and_told(broker: Any, prefix: str) -> Non
     options = {"topic.metadata.refresh.interval.ms": 500}
     with RunningWorker(ctx, handle, consumer_options=options):
         wait_until(lambda: "topics apply" in ctx.health.ready()[1])
-        apply_topics(broker.bootstrap, prefix)
+        apply_topics(any_broker.bootstrap, prefix)
         publish(ctx, 1)
         wait_until(lambda: done == [1])
         wait_until(lambda: ctx.health.ready()[0])

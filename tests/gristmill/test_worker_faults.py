@@ -64,13 +64,31 @@ def test_outputs_that_the_broker_refuses_for_a_while_are_written_in_the_end(
 ) -> None:
     cluster.fail(PRODUCE, *[KafkaError.NOT_ENOUGH_REPLICAS] * 5, KafkaError.REQUEST_TIMED_OUT)
     seen: list[int] = []
-    # The mock takes the batch after a timed-out one, which a real broker refuses as out of sequence, and librdkafka
-    # then counts the first as written: so one batch at a time.
-    options = QUICK | {"max.in.flight": 1}
-    with RunningWorker(ctx, copier(ctx, seen), producer_options=options):
+    with RunningWorker(ctx, copier(ctx, seen), producer_options=QUICK):
         wait_until(lambda: finished(ctx))
         wait_until(lambda: sum(committed(ctx.common, ctx.topics.problems).values()) == COUNT)
     assert len(seen) == COUNT
+
+
+def test_what_librdkafka_only_believes_to_be_written_is_written_again(
+    cluster: MockCluster, ctx: ServiceContext[Section]
+) -> None:
+    """The first batch is refused, a later one taken, and librdkafka reports both as delivered.
+
+    Kafka 4.3.1 does this too on a topic whose leader is not ready yet; three of sixty records were lost that way.
+    """
+    cluster.fail(PRODUCE, KafkaError.NOT_LEADER_FOR_PARTITION)
+    with Publisher(ctx.common, ctx.codec, {"linger.ms": 0}) as publisher:
+        for ordinal in range(1, 201):
+            publisher.publish(ctx.topics.problems, make_problem(ordinal, run_id="other"))
+    records = read_all(ctx.common, ctx.codec, ctx.topics.problems)
+    found = {r.message.ordinal for r in records if r.message is not None and r.message.run_id == "other"}
+    assert found == set(range(1, 201))
+
+    cluster.fail(PRODUCE, KafkaError.NOT_LEADER_FOR_PARTITION)
+    with RunningWorker(ctx, copier(ctx, []), producer_options=QUICK):
+        wait_until(lambda: sum(committed(ctx.common, ctx.topics.problems).values()) == COUNT + 200)
+    assert set(outputs(ctx)) == set(range(1, 201))
 
 
 def test_outputs_that_time_out_are_written_again(cluster: MockCluster, ctx: ServiceContext[Section]) -> None:

@@ -79,7 +79,7 @@ class CommitWatch:
 def test_members_join_and_leave_under_load(fresh: MakeContext) -> None:
     """Nobody is killed, so nothing may be handled twice: revoked partitions are drained and committed."""
     ctx = fresh()
-    publish(ctx, 2000)
+    publish(ctx, 1200)
     source = random.Random(1)
     done: Counter[int] = Counter()
 
@@ -96,20 +96,20 @@ def test_members_join_and_leave_under_load(fresh: MakeContext) -> None:
         workers[2].start()
         wait_until(lambda: all(worker.stats.topic(ctx.topics.problems.name).received for worker in workers))
         workers[0].stop()
-        wait_until(lambda: len(done) == 2000, 60)
+        wait_until(lambda: len(done) == 1200, 60)
         workers[1].stop()
         workers[2].stop()
     assert [worker.failure for worker in workers] == [None, None, None]
     assert watch.went_back == []
-    assert set(done) == set(range(1, 2001))
+    assert set(done) == set(range(1, 1201))
     assert max(done.values()) == 1
-    assert outputs(ctx) == dict.fromkeys(range(1, 2001), 1)
+    assert outputs(ctx) == dict.fromkeys(range(1, 1201), 1)
     assert committed(ctx.common, ctx.topics.problems) == end_offsets(ctx.common, ctx.codec, ctx.topics.problems)
 
 
 def test_killed_members_lose_nothing(fresh: MakeContext, tmp_path: Path) -> None:
     ctx = fresh()
-    total = 2000
+    total = 1200
     publish(ctx, total)
     members: list[Process] = []
 
@@ -126,7 +126,7 @@ def test_killed_members_lose_nothing(fresh: MakeContext, tmp_path: Path) -> None
             second = member()
             first.kill()
             third = member()
-            wait_until(lambda: len(outputs(ctx)) > 700, 60)
+            wait_until(lambda: len(outputs(ctx)) > 400, 60)
             third.kill()
             wait_until(lambda: len(outputs(ctx)) == total, 90)
             wait_until(

@@ -148,7 +148,7 @@ def test_a_topic_made_anew_is_read_from_its_beginning(ctx: ServiceContext[Sectio
 def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
     kafka_broker: KafkaBroker, ctx: ServiceContext[Section]
 ) -> None:
-    publish(ctx, 1000)
+    publish(ctx, 400)
     seen: list[int] = []
 
     async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
@@ -158,7 +158,7 @@ def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
 
     options = {"delivery.timeout.ms": 2000}
     with RunningWorker(ctx, handle, concurrency=2, producer_options=options) as running:
-        wait_until(lambda: len(seen) > 100)
+        wait_until(lambda: len(seen) > 50)
         kafka_broker.kill()
         try:
             wait_until(lambda: "Kafka" in ctx.health.ready()[1])
@@ -166,7 +166,7 @@ def test_a_broker_that_is_killed_and_comes_back_loses_nothing(
             time.sleep(2.5)
         finally:
             kafka_broker.start()
-        wait_until(lambda: set(outputs(ctx)) == set(range(1, 1001)), 90)
+        wait_until(lambda: set(outputs(ctx)) == set(range(1, 401)), 90)
         ends = end_offsets(ctx.common, ctx.codec, ctx.topics.problems)
         wait_until(lambda: committed(ctx.common, ctx.topics.problems) == ends)
         wait_until(lambda: ctx.health.ready()[0])

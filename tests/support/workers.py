@@ -28,8 +28,8 @@ from gristmill.worker import Incoming, Outgoing, Worker
 from gristmill.worker.stats import worker_stats
 from support.context import make_context
 
-FAST_GROUP = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
-"""The shortest session that Kafka admits by default."""
+FAST_GROUP = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300}
+"""Members that were killed are missed soon; our Kafka admits it (``group.min.session.timeout.ms``)."""
 
 
 def to_rejection(topics: Topics, problem: Problem) -> Outgoing:

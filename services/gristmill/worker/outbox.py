@@ -20,7 +20,7 @@ from gristmill.worker.dead_letters import dead_letter_headers
 from gristmill.worker.partition import Partition
 from gristmill.worker.quiet import QuietLog
 from gristmill.worker.records import NO_HEADERS, Headers, Outgoing, RawRecord
-from gristmill.worker.sink import MISCONFIGURED, PURGED, REFUSED, ROOM_S, HeaderList, Sink, write_error
+from gristmill.worker.sink import MISCONFIGURED, PURGED, REFUSED, ROOM_S, HeaderList, Sink, is_written, write_error
 from gristmill.worker.stats import WorkerStats
 from gristmill.worker.window import Slot
 
@@ -147,6 +147,9 @@ class Outbox:
         if error is not None:
             self._undelivered(partition, slot, error, message)
             return
+        if not is_written(message):
+            self._write_again(partition, slot, message, "acknowledged without an offset")
+            return
         self._stats.topic(message.topic()).sent += 1
         slot.pending -= 1
         if not slot.pending and slot.message is not None:
@@ -160,12 +163,17 @@ class Outbox:
         if error.fatal() or error.code() in MISCONFIGURED:
             self._fail(write_error(topic, error))
             return
-        self._quiet.warning("undelivered", about=topic, error=error.str(), hint="it will be written again")
         if error.code() in REFUSED:
             self._spawn(partition, self._replace(partition, slot, write_error(topic, error)))
         else:
-            again: Encoded = (topic, message.key(), message.value(), message.headers())
-            self._spawn(partition, self._repeat(partition, slot, again))
+            self._write_again(partition, slot, message, error.str())
+
+    def _write_again(self, partition: Partition, slot: Slot, message: Any, reason: str) -> None:
+        if partition.abandoned or slot.message is None:
+            return
+        self._quiet.warning("undelivered", about=message.topic(), error=reason, hint="it will be written again")
+        again: Encoded = (message.topic(), message.key(), message.value(), message.headers())
+        self._spawn(partition, self._repeat(partition, slot, again))
 
     async def _replace(self, partition: Partition, slot: Slot, error: Exception) -> None:
         """A dead letter in place of an output that was refused, whose share of ``pending`` is given back last."""

@@ -42,6 +42,18 @@ PURGED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Given up by ourselves, on closing."""
 
 
+def is_written(message: Any) -> bool:
+    """Whether a delivery report without an error means that the broker has the record.
+
+    librdkafka's idempotent producer also reports success when only a *later* batch of the partition was
+    acknowledged ("implicitly acked"). Kafka accepts such a later batch from a producer that it does not know yet
+    although the first was refused, as happens on a topic just made whose leader is not ready: the first is lost.
+    A record that was really acknowledged has an offset; one that has none is written again.
+    """
+    offset = message.offset()
+    return offset is not None and offset >= 0
+
+
 class Sink:
     """A producer whose callbacks run on the event loop."""
 
