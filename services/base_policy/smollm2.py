@@ -56,6 +56,9 @@ def convert(gguf: Path, folder: Path) -> None:
     if hasattr(model, "quantization_method"):
         del model.quantization_method
     tokenizer.model_max_length = model.config.max_position_embeddings
+    # transformers 5.17 takes the start token for the end token here; the model's own numbers are right in any release.
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     check_tokenizer(AutoTokenizer.from_pretrained(str(folder)))
