@@ -194,7 +194,8 @@ class EngineClient:
         text = _message(content)
         where = f"{self.url}{path}: HTTP {status}: {text}"
         lowered = text.lower()
-        if status in (400, 422) and "lora" in lowered and ("loaded" in lowered or "not enabled" in lowered):
+        if status in (400, 422) and "lora" in lowered and ("load" in lowered or "not enabled" in lowered):
+            # Also "Failed to implicitly load LoRA adapter": SGLang tries that with every name that it once knew.
             return EngineError("adapter", where)
         if status in (400, 413, 422):
             return RequestRefused(where)

@@ -112,15 +112,16 @@ class _Connection:
         while True:
             event = protocol.next_event()
             if event is h11.NEED_DATA:
-                protocol.receive_data(await self._reader.read(_READ_BYTES))
+                data = await self._reader.read(_READ_BYTES)
+                if not data and not status:
+                    raise ConnectionResetError("the server closed the connection without a response")
+                protocol.receive_data(data)
             elif isinstance(event, h11.Data):
                 body.append(bytes(event.data))
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.EndOfMessage):
                 break
-            elif isinstance(event, h11.ConnectionClosed):
-                raise ConnectionResetError("the server closed the connection without a response")
         if protocol.our_state is h11.DONE and protocol.their_state is h11.DONE:
             protocol.start_next_cycle()
             self._idle_since = time.monotonic()

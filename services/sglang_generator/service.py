@@ -70,7 +70,10 @@ class Generator:
         if self.follower is not None:
             background.append(asyncio.create_task(self.follower.run(), name="policies"))
         worker = asyncio.create_task(self.worker.run(), name="worker")
-        readiness = asyncio.create_task(self._watch_readiness(), name="readiness")
+        helpers = [
+            asyncio.create_task(self._watch_readiness(), name="readiness"),
+            asyncio.create_task(self._load_tokenizer(), name="tokenizer"),
+        ]
         try:
             await asyncio.wait([*background, worker], return_when=asyncio.FIRST_COMPLETED)
             failed = [task for task in background if task.done()]
@@ -83,9 +86,9 @@ class Generator:
         except BaseExceptionGroup as errors:
             raise _innermost(errors) from errors
         finally:
-            for task in (*background, readiness):
+            for task in (*background, *helpers):
                 task.cancel()
-            await asyncio.gather(*background, readiness, return_exceptions=True)
+            await asyncio.gather(*background, *helpers, return_exceptions=True)
             await self.fleet.close()
 
     async def handle(self, incoming: Incoming[Problem]) -> Iterable[Outgoing]:
@@ -141,10 +144,15 @@ class Generator:
         except BadInput:
             return []
 
-    async def _render(self, problem: Problem) -> list[int]:
+    async def _load_tokenizer(self) -> None:
+        """Load what the first engine named. Begun at the start, for it takes seconds that the trainer needs as well;
+        a failure then comes again where a problem needs the tokenizer, and counts there."""
         await self.fleet.model_known.wait()
         assert self.fleet.tokenizer_path is not None
         await self.prompts.load(self.fleet.tokenizer_path)
+
+    async def _render(self, problem: Problem) -> list[int]:
+        await self._load_tokenizer()
         ids = self.prompts.render(problem)
         check_length(problem, len(ids), self.fleet.context_length)
         return ids

@@ -28,8 +28,9 @@ class Finish(msgspec.Struct):
 class MetaInfo(msgspec.Struct):
     id: str
     finish_reason: Finish | None
-    prompt_tokens: int
     completion_tokens: int
+    prompt_tokens: int = 0
+    """SGLang leaves it out of the reply to a request that was aborted in its queue."""
     cached_tokens: int = 0
     weight_version: str | None = None
     lora_path: str | msgspec.UnsetType | None = msgspec.UNSET

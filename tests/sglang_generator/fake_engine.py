@@ -54,6 +54,7 @@ class FakeEngine:
         self.tokens = tokens
         self.list_models = list_models
         self.echo_adapter = True
+        self.fault_text = "fault"
         self.seen = Seen()
         self.faults: dict[str, list[Any]] = {}
         self.adapters: dict[str, str] = {}
@@ -144,7 +145,7 @@ class FakeEngine:
         if fault == "garbage":
             return 200, b"<html>"
         if fault is not None and fault.isdigit():
-            return int(fault), {"error": {"message": f"fault {fault}"}}
+            return int(fault), {"error": {"message": f"{self.fault_text} {fault}"}}
         handler = getattr(self, "_" + path.strip("/").replace("/", "_"), None)
         if handler is None:
             return 404, {"detail": "Not Found"}

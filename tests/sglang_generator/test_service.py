@@ -55,6 +55,15 @@ def test_problems_become_completions_and_poison_becomes_verdicts(line: Line, tok
     asyncio.run(main())
 
 
+def test_the_tokenizer_is_there_before_the_first_credit(line: Line, tokenizer: str) -> None:
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, line.generator([engine.url]) as generator:
+            await eventually(lambda: generator.prompts._path == tokenizer, what="the tokenizer")
+            assert generator.fleet.current is None
+
+    asyncio.run(main())
+
+
 def test_two_generators_share_the_credit_and_let_go_of_what_only_waits(
     line: Line, tokenizer: str, tmp_path: Path
 ) -> None:

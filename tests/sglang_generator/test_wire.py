@@ -79,6 +79,47 @@ def test_an_echoed_adapter_may_be_absent_or_right() -> None:
     assert checked(make_reply([(-1.0, 7)], lora_path="a")).weight_version == "w"
 
 
+def test_what_sglang_tells_of_a_request_aborted_in_its_queue() -> None:
+    meta = {
+        "id": "r",
+        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+        "weight_version": "default",
+        "e2e_latency": 0.7,
+        "completion_tokens": 0,
+    }
+    reply = msgspec.json.decode(
+        msgspec.json.encode({"text": "", "output_ids": [], "meta_info": meta}), type=GenerateReply
+    )
+    with pytest.raises(EngineError) as caught:
+        checked(reply)
+    assert caught.value.kind == "aborted"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Got LoRA adapter that has never been loaded: a-v1\nAll loaded adapters: dict_keys([]).",
+        "The following requested LoRA adapters are not loaded: a-v1",
+        "Failed to implicitly load LoRA adapter a-v1: Repo id must be in the form 'repo_name'",
+        "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.",
+    ],
+)
+def test_a_missing_adapter_is_the_engines_fault(tokenizer: str, text: str) -> None:
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine:
+            client = EngineClient(engine.url, GeneratorConfig(**fast([engine.url])))
+            engine.faults["/generate"] = ["400", 1]
+            engine.fault_text = text
+            with pytest.raises(EngineError) as caught:
+                await client.generate(
+                    rid="r", input_ids=[0, 1], params={"max_new_tokens": 1}, expected=Expected("a-v1", None)
+                )
+            assert caught.value.kind == "adapter"
+            await client.close()
+
+    asyncio.run(main())
+
+
 def test_default_sampling_parameters_are_left_out() -> None:
     plain = sampling_params(Sampling(temperature=1.0, max_new_tokens=5), 3)
     assert plain == {"max_new_tokens": 5, "temperature": 1.0}
