@@ -21,6 +21,8 @@ from support.engine import Client, Target
 PROMPT = [11, 42, 7, 99, 23, 54, 76, 31, 12, 88, 63, 17]
 NEW = {"max_new_tokens": 8, "temperature": 1.0, "ignore_eos": True}
 LONG = {**NEW, "max_new_tokens": 1500}
+CLOSE = 0.1
+"""Mean difference of log-probabilities that bfloat16 explains: kernels change with the size of the batch."""
 
 
 def values(answer: Any) -> list[float]:
@@ -31,6 +33,24 @@ def values(answer: Any) -> list[float]:
     assert meta["completion_tokens"] == len(ids)
     assert all(triple[0] <= 1e-3 for triple in triples)
     return [triple[0] for triple in triples]
+
+
+def score(client: Client, output: list[int], lora: str | None = None) -> list[float]:
+    """Raw log-probabilities of tokens after the prompt, computed in one pass over all of them."""
+    body: dict[str, Any] = {"input_ids": PROMPT + output, "sampling_params": {"max_new_tokens": 0}}
+    if lora is not None:
+        body["lora_path"] = lora
+    status, scored = client.post("/generate", return_logprob=True, logprob_start_len=len(PROMPT) - 1, **body)
+    assert status == 200, scored
+    triples = scored["meta_info"]["input_token_logprobs"]
+    assert triples[0][0] is None
+    assert [triple[1] for triple in triples[1:]] == output
+    return [triple[0] for triple in triples[1:]]
+
+
+def gap(one: list[float], other: list[float]) -> float:
+    """Mean difference."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
 
 
 def failed(status: int, answer: Any) -> str:
@@ -118,17 +138,12 @@ def test_stop_token_is_part_of_the_ids(client: Client) -> None:
 
 
 def test_logprobs_are_after_temperature_and_before_filters(client: Client) -> None:
-    """Scoring prompt + answer gives the raw log-probabilities; greedy answers report those."""
+    """Greedy answers report raw log-probabilities; great heat makes all of them that of one token out of many."""
     answer = client.generate(PROMPT, **{**NEW, "temperature": 0.0})
-    body = {"input_ids": PROMPT + answer["output_ids"], "sampling_params": {"max_new_tokens": 0}}
-    status, scored = client.post("/generate", return_logprob=True, logprob_start_len=len(PROMPT) - 1, **body)
-    assert status == 200, scored
-    triples = scored["meta_info"]["input_token_logprobs"]
-    assert triples[0][0] is None
-    assert [triple[1] for triple in triples[1:]] == answer["output_ids"]
-    assert [triple[0] for triple in triples[1:]] == pytest.approx(values(answer), abs=0.05)
-    filtered = client.generate(PROMPT, **{**NEW, "top_k": 1, "temperature": 2.0})
-    assert filtered["output_ids"] == answer["output_ids"]
+    assert gap(values(answer), score(client, answer["output_ids"])) < CLOSE
+    flat = values(client.generate(PROMPT, **{**NEW, "temperature": 1000.0, "top_k": 2}))
+    assert max(flat) < -4
+    assert max(flat) - min(flat) < 0.5
 
 
 def test_many_at_once_keep_their_rids(client: Client) -> None:
@@ -189,21 +204,19 @@ def test_adapters_live_side_by_side(client: Client, target: Target) -> None:
         listed = {card["id"]: card["parent"] for card in client.get("/v1/models")[1]["data"]}
         assert listed[one] is not None
         assert listed[two] is not None
-        greedy = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+        policies = (None, one, two)
         with ThreadPoolExecutor(9) as pool:
-            futures = [
-                (name, pool.submit(client.generate, PROMPT, lora=name, **greedy)) for name in (None, one, two) * 3
-            ]
-            found: dict[str | None, list[list[float]]] = {}
-            for name, future in futures:
-                found.setdefault(name, []).append(values(future.result(60)))
-    base, first, second = found[None], found[one], found[two]
-    for group in (base, first, second):
-        assert group[0] == pytest.approx(group[1], abs=0.05)
-    assert base[0] != pytest.approx(first[0], abs=1e-3)
-    assert first[0] != pytest.approx(second[0], abs=1e-3)
-    gone = client.post("/generate", input_ids=PROMPT, lora_path=one, sampling_params={"max_new_tokens": 1})
-    assert "not loaded" in failed(*gone)
+            params = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+            futures = [(name, pool.submit(client.generate, PROMPT, lora=name, **params)) for name in policies * 3]
+            answers = [(name, future.result(60)) for name, future in futures]
+        for name, answer in answers:
+            gaps = {other: gap(values(answer), score(client, answer["output_ids"], other)) for other in policies}
+            own = gaps.pop(name)
+            assert own < CLOSE
+            assert own < min(gaps.values()) / 4
+    left = {card["id"] for card in client.get("/v1/models")[1]["data"]}
+    assert not left & {one, two}
+    # What comes of a request that names it now is not common ground: SGLang loads it again from its path.
     assert "does not exist" in failed(*client.post("/unload_lora_adapter", lora_name=one))
 
 
@@ -243,6 +256,17 @@ def test_a_held_request_goes_on(client: Client, mode: str) -> None:
         client.post("/pause_generation", mode=mode)
         client.post("/continue_generation")
         assert len(values(future.result(60))) == 400
+
+
+def test_a_held_request_can_be_aborted(client: Client) -> None:
+    rid = uuid4().hex
+    with ThreadPoolExecutor(1) as pool:
+        future = start(client, pool, rid)
+        client.post("/pause_generation", mode="retract")
+        assert client.post("/abort_request", rid=rid)[0] == 200
+        answer = future.result(60)
+        assert answer["meta_info"]["finish_reason"]["type"] in ("abort", "length")
+        values(answer)
 
 
 def test_flush_cache(client: Client) -> None:
