@@ -99,7 +99,7 @@ class Line:
         self.parts[name] = part
         return part
 
-    def wait_trained(self, timeout_s: float = 120.0) -> None:
+    def wait_trained(self, timeout_s: float = 240.0) -> None:
         """Wait until the trainer has reached its last version and ended."""
         parts = list(self.parts.values())
         wait_until(lambda: self.parts["grpo_trainer"].finished, parts, timeout_s, f"the run {self.run_id}")

@@ -9,6 +9,8 @@ import pytest
 from gristmill.broker import EmbeddedBroker
 from line.harness import Line, write_problems
 
+pytestmark = pytest.mark.timeout(480)  # a dozen processes on what may be a busy machine
+
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
 def test_no_sample_exceeds_the_bound_and_nothing_deadlocks(

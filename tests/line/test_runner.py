@@ -22,6 +22,8 @@ from gristmill.replay import audit_run
 from line.harness import write_problems
 from support.kafka import KafkaBroker
 
+pytestmark = pytest.mark.timeout(480)  # a dozen processes on what may be a busy machine
+
 
 def arguments(command: str, model: Path, folder: Path, *more: str) -> list[str]:
     """A quick line: the random model never answers right, so groups without variance are trained on too."""
@@ -63,7 +65,7 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_s: float = 100.0) -> None:
+def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_s: float = 200.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not re.search(pattern, log.read_text(errors="replace")):
         assert process.poll() is None, log.read_text(errors="replace")
@@ -83,7 +85,7 @@ def test_demo_runs_to_its_end(line_model: Path, tmp_path: Path) -> None:
         arguments("demo", line_model, tmp_path, "--versions=2"),
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -104,7 +106,7 @@ def test_up_names_a_dead_part_and_fails(line_model: Path, tmp_path: Path) -> Non
         wait_for(log, r"version [1-9]", process)
         victim = child(process, "sglang_generator")
         os.kill(victim.pid, signal.SIGKILL)
-        assert process.wait(90) == 1
+        assert process.wait(150) == 1
         text = log.read_text()
         assert "sglang_generator was killed by SIGKILL. Its last log lines" in text
         assert "policy_current" in text
@@ -123,7 +125,7 @@ def test_up_on_apache_kafka_drains_on_interrupt(
         children = psutil.Process(process.pid).children()
         assert len(children) == 5  # engine and four services
         process.send_signal(signal.SIGINT)
-        assert process.wait(90) == 0, log.read_text()
+        assert process.wait(150) == 0, log.read_text()
         assert "stopped. Run folder" in log.read_text()
         assert not any(item.is_running() for item in children)
     report = audit_run(CommonConfig(bootstrap=kafka_broker.bootstrap, topic_prefix=prefix, run_id="under-test"))
