@@ -114,7 +114,7 @@ def test_killed_members_lose_nothing(fresh: MakeContext, tmp_path: Path) -> None
     members: list[Process] = []
 
     def member() -> Process:
-        arguments = (ctx.common.bootstrap, ctx.common.topic_prefix, "sleep_s=0.01")
+        arguments = (ctx.common.bootstrap, ctx.common.topic_prefix, "sleep_s=0.05")
         process = python("support.workers", *arguments, log=tmp_path / f"worker{len(members)}.log")
         members.append(process)
         return process
@@ -143,7 +143,7 @@ def test_killed_members_lose_nothing(fresh: MakeContext, tmp_path: Path) -> None
                 process.kill()
     assert watch.went_back == []
     assert set(outputs(ctx)) == set(range(1, total + 1))
-    assert sum(outputs(ctx).values()) < 1.5 * total
+    assert sum(outputs(ctx).values()) < 2 * total, "more is repeated than half a second's work per kill"
 
 
 def test_a_partition_that_moves_while_a_handler_hangs_is_repeated_elsewhere(ctx: ServiceContext[Section]) -> None:

@@ -56,6 +56,10 @@ class MockCluster:
             self._cluster, ctypes.c_int16(api), ctypes.c_size_t(len(codes)), array
         )
 
+    def slow(self, milliseconds: int) -> None:
+        """Answer after this time, so that requests pile up on the way."""
+        assert self._lib.rd_kafka_mock_broker_set_rtt(self._cluster, ctypes.c_int32(1), ctypes.c_int(milliseconds)) == 0
+
     def down(self) -> None:
         """The broker closes its connections and its port."""
         assert self._lib.rd_kafka_mock_broker_set_down(self._cluster, ctypes.c_int32(1)) == 0
