@@ -6,8 +6,6 @@ ends. It ends with the process that started it, also when that is killed.
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import socket
 import subprocess
 import sys
@@ -16,13 +14,13 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from gristmill.children import die_with_parent
 from gristmill.errors import ConfigError, InfrastructureError, MissingExtra
 
 HOST = "127.0.0.1"
 READY_S = 20.0
 STOP_S = 5.0
 LOG_LINES = 20
-_PR_SET_PDEATHSIG = 1
 
 
 class EmbeddedBroker:
@@ -81,7 +79,7 @@ class EmbeddedBroker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 (one prctl call)
+                preexec_fn=die_with_parent(),  # noqa: PLW1509 (one prctl call: takes no lock)
                 start_new_session=True,
             )
         try:
@@ -196,8 +194,3 @@ def _connects(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to end this child when the thread that started it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from gristmill.children import die_with_parent
 from gristmill.errors import GristmillError
-from gristmill.local.process import die_with_parent
 
 POLL_S = 0.2
 STOP_S = 5.0

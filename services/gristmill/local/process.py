@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gristmill.children import die_with_parent
 from gristmill.errors import GristmillError
 
 TAIL_LINES = 15
-PR_SET_PDEATHSIG = 1
 
 
 class PartDied(GristmillError):
@@ -26,18 +25,6 @@ class PartDied(GristmillError):
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         shown = "\n".join(f"    {line}" for line in lines) or "    (it logged nothing)"
         super().__init__(f"{name} {how}. Its last log lines ({log}):\n{shown}")
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """A ``preexec_fn`` that asks Linux to kill the child when this process dies; None elsewhere."""
-    if not hasattr(os, "fork") or not Path("/proc/self").exists():
-        return None
-    libc = ctypes.CDLL(None)
-
-    def ask() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    return ask
 
 
 @dataclass(slots=True)
