@@ -89,7 +89,7 @@ class LocalLine:
             )
             part = Part(
                 name,
-                [*gristmill_command("run", name, "--config", str(self.config_path), "--metrics-port", str(port))],
+                gristmill_command("run", name, "--config", str(self.config_path), "--metrics-port", str(port)),
                 self.resolved.run_dir / "logs" / f"{name}.log",
                 env=self.resolved.secrets,
                 metrics_port=port,
