@@ -108,9 +108,9 @@ def test_members_join_and_leave_under_load(fresh: MakeContext) -> None:
 
 
 def test_killed_members_lose_nothing(fresh: MakeContext, tmp_path: Path) -> None:
+    """More problems come after every kill, so each member is killed, or ended, with work in its hands."""
     ctx = fresh()
-    total = 1200
-    publish(ctx, total)
+    batch = 400
     members: list[Process] = []
 
     def member() -> Process:
@@ -119,16 +119,25 @@ def test_killed_members_lose_nothing(fresh: MakeContext, tmp_path: Path) -> None
         members.append(process)
         return process
 
+    def done(ordinals: Iterable[int]) -> int:
+        return len(outputs(ctx).keys() & set(ordinals))
+
+    first_batch, second_batch, third_batch = (range(start, start + batch) for start in (1, batch + 1, 2 * batch + 1))
+    total = 3 * batch
+    publish(ctx, batch, first_batch.start)
     try:
         with CommitWatch(ctx) as watch:
             first = member()
-            wait_until(lambda: len(outputs(ctx)) > 100)
+            wait_until(lambda: done(first_batch) > 50)
             second = member()
             first.kill()
+            publish(ctx, batch, second_batch.start)
+            wait_until(lambda: done(second_batch) > 50, 60)
             third = member()
-            wait_until(lambda: len(outputs(ctx)) > 400, 60)
+            wait_until(lambda: "assigned" in third.text(), 60, "the third member's assignment")
+            publish(ctx, batch, third_batch.start)
             third.kill()
-            wait_until(lambda: len(outputs(ctx)) == total, 90)
+            wait_until(lambda: done(range(1, total + 1)) == total, 90)
             wait_until(
                 lambda: (
                     committed(ctx.common, ctx.topics.problems)
