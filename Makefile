@@ -3,8 +3,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
-# Most tests wait for brokers rather than compute, so more workers than cores pay. A file stays on one worker.
-JOBS ?= 4
 ARGS ?=
 # Most tests wait for brokers rather than compute, so more workers than cores pay. A file stays on one worker.
 JOBS ?= 4

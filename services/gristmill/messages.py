@@ -71,6 +71,7 @@ class CodeTests(Part, frozen=True, kw_only=True, gc=False):
     checker: str = "tokens"
     checker_source: str | None = None
     time_limit_s: float | None = None
+    prompt: str | None = None
 
 
 class PolicySpan(Part, frozen=True, kw_only=True, gc=False):

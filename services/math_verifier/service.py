@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from gristmill import __version__
-from gristmill.errors import BadInput
-from gristmill.messages import Completion, Verdict, VerdictStatus, now_ms, parse_group_id, parse_sample_id
+from gristmill.messages import Completion, VerdictStatus
 from gristmill.service import ServiceContext, ServiceSpec
+from gristmill.verdicts import lost_verdict, make_verdict
 from gristmill.worker import Incoming, Outgoing, RawRecord, Worker
 from math_verifier.api import MathResult, Pending, begin, finish
 from math_verifier.check import Outcome
@@ -22,8 +21,6 @@ from math_verifier.pool import MathPool
 
 NAME = "math_verifier"
 GROUP = "math-verifier"
-EXTRACTED_LIMIT = 2000
-"""Longest extracted answer that a verdict quotes, in characters."""
 
 
 def reward_of(status: VerdictStatus, config: MathConfig) -> float | None:
@@ -36,79 +33,6 @@ def reward_of(status: VerdictStatus, config: MathConfig) -> float | None:
         case "unparsable":
             return config.unparsable_reward
     return None
-
-
-def make_verdict(completion: Completion, result: MathResult, config: MathConfig) -> Verdict:
-    """The completion's payload with what the check found."""
-    return Verdict(
-        run_id=completion.run_id,
-        sample_id=completion.sample_id,
-        group_id=completion.group_id,
-        index=completion.index,
-        ordinal=completion.ordinal,
-        group_size=completion.group_size,
-        problem_id=completion.problem_id,
-        kind=completion.kind,
-        source=completion.source,
-        difficulty=completion.difficulty,
-        prompt_token_ids=completion.prompt_token_ids,
-        completion_token_ids=completion.completion_token_ids,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        policy_run_id=completion.policy_run_id,
-        policy_version_oldest=completion.policy_version_oldest,
-        policy_version_newest=completion.policy_version_newest,
-        policy_spans=completion.policy_spans,
-        sampling=completion.sampling,
-        status=result.status,
-        reward=reward_of(result.status, config),
-        reason=result.reason,
-        extracted=None if result.extracted is None else result.extracted[:EXTRACTED_LIMIT],
-        gold=completion.reference,
-        stage=result.stage,
-        verifier=NAME,
-        verifier_version=__version__,
-        engine=completion.engine,
-        generation_s=completion.generation_s,
-        verify_s=result.seconds,
-        problem_created_at_ms=completion.problem_created_at_ms,
-        completed_at_ms=completion.completed_at_ms,
-        verified_at_ms=now_ms(),
-    )
-
-
-def lost_verdict(record: RawRecord, error: Exception) -> Verdict | None:
-    """An error verdict for a completion that cannot be decoded, from its key and headers.
-
-    None where they do not name a sample of a group of a known size, without which no trainer could place it: then
-    the dead letter is all there is, and the group's deadline settles it.
-    """
-    try:
-        group_id, index = parse_sample_id(record.header("sample_id") or "")
-        run_id, ordinal = parse_group_id(group_id)
-        group_size = int(record.header("group_size") or 0)
-    except (BadInput, ValueError):
-        return None
-    if record.key_text not in {None, group_id} or not 0 <= index < group_size:
-        return None
-    return Verdict(
-        run_id=run_id,
-        sample_id=f"{group_id}/{index}",
-        group_id=group_id,
-        index=index,
-        ordinal=ordinal,
-        group_size=group_size,
-        problem_id="",
-        kind="math",
-        prompt_token_ids=b"",
-        completion_token_ids=b"",
-        logprobs=b"",
-        status="error",
-        reason=f"the completion cannot be used: {error}"[:EXTRACTED_LIMIT],
-        verifier=NAME,
-        verifier_version=__version__,
-        verified_at_ms=now_ms(),
-    )
 
 
 def _count(pool: MathPool, name: str) -> float:
@@ -142,7 +66,16 @@ class Verifier:
         self._seconds.observe(result.seconds)
         if result.status == "error":
             self._ctx.log.warning("check_failed", sample=completion.sample_id, reason=result.reason)
-        verdict = make_verdict(completion, result, self._ctx.config)
+        verdict = make_verdict(
+            completion,
+            verifier=NAME,
+            status=result.status,
+            reward=reward_of(result.status, self._ctx.config),
+            reason=result.reason,
+            extracted=result.extracted,
+            stage=result.stage,
+            seconds=result.seconds,
+        )
         return (Outgoing(self._ctx.topics.verdicts, verdict, headers={"sample_id": completion.sample_id}),)
 
     async def verify(self, completion: Completion) -> MathResult:
@@ -157,7 +90,7 @@ class Verifier:
 
     def on_dead_letter(self, record: RawRecord, error: Exception) -> Iterable[Outgoing]:
         """What else to write for a completion that is given up."""
-        verdict = lost_verdict(record, error)
+        verdict = lost_verdict(record, error, verifier=NAME, kind="math")
         self._ctx.log.error("completion_given_up", offset=record.offset, partition=record.partition, error=str(error))
         if verdict is None:
             return ()

@@ -129,7 +129,12 @@ def humaneval(row: Row) -> Item:
         problem_id=f"humaneval/{scalar_text(row, 'task_id').removeprefix('HumanEval/')}",
         kind="code",
         text=starter.strip("\n"),
-        tests=CodeTests(kind="assert", source=f"{test}\n\ncheck({entry_point})\n", entry_point=entry_point),
+        tests=CodeTests(
+            kind="assert",
+            source=f"{test}\n\ncheck({entry_point})\n",
+            entry_point=entry_point,
+            prompt=starter,
+        ),
         solution=None if solution is None else _fenced(starter + solution),
         starter=starter.strip("\n"),
         metadata={"entry_point": entry_point},

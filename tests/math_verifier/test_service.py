@@ -26,10 +26,11 @@ from gristmill.messages import (
 from gristmill.publisher import Publisher
 from gristmill.reader import read_all
 from gristmill.service import ServiceContext
+from gristmill.verdicts import lost_verdict
 from gristmill.worker import RawRecord
 from grpo_trainer.assembler import Assembler, Rules
 from math_verifier.config import MathConfig, MathPolicy
-from math_verifier.service import SERVICE, lost_verdict, reward_of
+from math_verifier.service import SERVICE, reward_of
 from support.context import apply_topics, make_context
 from support.processes import wait_until
 
@@ -184,12 +185,12 @@ def test_a_lost_completion_without_identity_gets_no_verdict(
     found = {"sample_id": sample_id, "group_size": group_size}
     headers = {name: value for name, value in found.items() if value is not None}
     record = RawRecord("completions.math", 0, 0, key, b"", headers)
-    assert lost_verdict(record, ValueError("bad")) is None
+    assert lost_verdict(record, ValueError("bad"), verifier="math_verifier", kind="math") is None
 
 
 def test_the_trainer_can_place_the_verdict_on_a_lost_completion() -> None:
     headers = {"sample_id": b"run:00000001/2", "group_size": b"4"}
-    verdict = lost_verdict(RawRecord("completions.math", 0, 0, b"run:00000001", b"", headers), ValueError("bad"))
+    verdict = lost_verdict(RawRecord("completions.math", 0, 0, b"run:00000001", b"", headers), ValueError("bad"), verifier="math_verifier", kind="math")
     assert verdict is not None
     assembler = Assembler(Rules("run", groups_per_step=1, max_staleness=0))
     assert assembler.offer(verdict, 0.0) == "accepted"
