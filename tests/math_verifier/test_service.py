@@ -190,7 +190,12 @@ def test_a_lost_completion_without_identity_gets_no_verdict(
 
 def test_the_trainer_can_place_the_verdict_on_a_lost_completion() -> None:
     headers = {"sample_id": b"run:00000001/2", "group_size": b"4"}
-    verdict = lost_verdict(RawRecord("completions.math", 0, 0, b"run:00000001", b"", headers), ValueError("bad"), verifier="math_verifier", kind="math")
+    verdict = lost_verdict(
+        RawRecord("completions.math", 0, 0, b"run:00000001", b"", headers),
+        ValueError("bad"),
+        verifier="math_verifier",
+        kind="math",
+    )
     assert verdict is not None
     assembler = Assembler(Rules("run", groups_per_step=1, max_staleness=0))
     assert assembler.offer(verdict, 0.0) == "accepted"
