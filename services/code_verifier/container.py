@@ -1,0 +1,251 @@
+"""The two containers of a sandbox: how they are made, and how they go.
+
+A container is asked for as one document, :func:`container_config`, so that everything it may and may not do can be read
+in one place. Its standard input closes with the connection that holds it (``StdinOnce``), its first process ends at
+that, and Docker removes it (``AutoRemove``): a verifier that is killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import docker.errors
+
+from code_verifier.engine import Engine, EngineAway
+from code_verifier.job import Limits
+from code_verifier.seccomp import profile_json
+from gristmill.errors import InfrastructureError
+
+Role: TypeAlias = Literal["candidate", "judge"]
+
+SANDBOX_LABEL = "gristmill.sandbox"
+OWNER_LABEL = "gristmill.sandbox.owner"
+ROLE_LABEL = "gristmill.sandbox.role"
+
+FIRST_UID = 10001
+UIDS = 2000
+WRITABLE, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - inside the container
+OVERHEAD_BYTES = 64 << 20
+"""Memory of a container beyond a program's own: the warden, and the kernel's for both."""
+SHM_BYTES = 16 << 20
+INODES = 16_384
+CONFLICT = 409
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all sandboxes of a pool have in common.
+
+    Attributes:
+        image: id or name of the image.
+        owner: whose they are, see :func:`owner_label`.
+        limits: what a program may use.
+        runtime: container runtime, None for the engine's default.
+    """
+
+    image: str
+    owner: str
+    limits: Limits
+    runtime: str | None = None
+
+
+@cache
+def _machine() -> str:
+    """This machine, since its last start, as the process sees it: process ids mean something only there."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    namespace = Path("/proc/self/ns/pid")
+    parts = [socket.gethostname(), boot.read_text().strip() if boot.exists() else "?"]
+    parts.append(str(namespace.stat().st_ino) if namespace.exists() else "?")
+    return "/".join(parts)
+
+
+def start_time(pid: int) -> str | None:
+    """When a process started, in ticks since the machine's start; None where there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(")")[2].split()
+    return None if state in {"Z", "X"} else rest[18]
+
+
+def owner_label(pid: int | None = None) -> str:
+    """``host/boot/namespace:pid:start`` of a process, this one unless another is given."""
+    pid = os.getpid() if pid is None else pid
+    return f"{_machine()}:{pid}:{start_time(pid) or '?'}"
+
+
+def owner_state(label: str) -> Literal["alive", "dead", "unknown"]:
+    """Whether a container's owner lives; unknown where it was on another machine, or cannot be looked up."""
+    machine, pid, start = [*label.rsplit(":", 2), "", ""][:3]
+    if machine != _machine() or not pid.isdigit() or not Path("/proc/self/stat").exists():
+        return "unknown"
+    return "alive" if start_time(int(pid)) == start else "dead"
+
+
+def container_config(plan: Plan, role: Role, serial: int) -> dict[str, Any]:
+    """The body of the engine's create call.
+
+    Args:
+        plan: what all sandboxes share.
+        role: which of the two.
+        serial: number of the sandbox. Live sandboxes have users of their own, for the kernel counts some things per
+            user over all containers (queued signals, pages in pipes).
+    """
+    limits = plan.limits
+    uid = FIRST_UID + 2 * (serial % UIDS) + (role == "judge")
+    # noexec: a program needs to execute nothing but what the image brings; python runs scripts from there all the same.
+    tmpfs = f"rw,nosuid,nodev,noexec,mode=1777,nr_inodes={INODES},size="
+    host: dict[str, Any] = {
+        "AutoRemove": True,
+        "NetworkMode": "none",
+        "ReadonlyRootfs": True,
+        "Tmpfs": {WRITABLE: f"{tmpfs}{limits.tmpfs_bytes}", SHARED_MEMORY: f"{tmpfs}{SHM_BYTES}"},
+        # An IPC namespace of its own, without Docker's /dev/shm: the one above has a bound on files.
+        "IpcMode": "none",
+        "CapDrop": ["ALL"],
+        "CapAdd": [],
+        "Privileged": False,
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={profile_json()}"],
+        "Memory": limits.memory_bytes + OVERHEAD_BYTES,
+        "MemorySwap": limits.memory_bytes + OVERHEAD_BYTES,
+        "OomKillDisable": False,
+        # When the host itself is short of memory, a sandbox goes before anything else.
+        "OomScoreAdj": 500,
+        "NanoCpus": 1_000_000_000,
+        # The program's, and the warden with its threads.
+        "PidsLimit": limits.processes + 8,
+        "Ulimits": [
+            {"Name": name, "Soft": value, "Hard": value}
+            for name, value in (
+                ("core", 0),
+                ("fsize", limits.file_bytes),
+                ("memlock", 0),
+                # No POSIX message queue, not even by creating a file in /dev/mqueue.
+                ("msgqueue", 0),
+                ("nofile", limits.open_files),
+                ("rtprio", 0),
+                ("sigpending", 1024),
+            )
+        ],
+        "LogConfig": {"Type": "none", "Config": {}},
+        "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
+        "Init": False,
+        "Binds": [],
+        "Mounts": [],
+        "Devices": [],
+    }
+    if plan.runtime is not None:
+        host["Runtime"] = plan.runtime
+    return {
+        "Image": plan.image,
+        "User": f"{uid}:{uid}",
+        "Hostname": "sandbox",
+        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={WRITABLE}", "LANG=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1"],
+        "Cmd": [role],
+        "WorkingDir": WRITABLE,
+        "NetworkDisabled": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "Tty": False,
+        # An engine that is told to stop waits for its containers: these have nothing to finish.
+        "StopSignal": "SIGKILL",
+        "StopTimeout": 1,
+        "Healthcheck": {"Test": ["NONE"]},
+        "Labels": {SANDBOX_LABEL: "1", OWNER_LABEL: plan.owner, ROLE_LABEL: role},
+        "HostConfig": host,
+    }
+
+
+class Container:
+    """A running container with the connection that keeps it alive.
+
+    Attributes:
+        id: Docker's.
+        role: which of the two.
+        socket: the connection to its first process: what is written goes to standard input; standard output and
+            standard error come in Docker's stream frames.
+    """
+
+    def __init__(self, engine: Engine, role: Role, config: dict[str, Any]) -> None:
+        """Create and start it.
+
+        Raises:
+            EngineAway: the engine is.
+            InfrastructureError: it does not start; the message is the engine's.
+        """
+        self.role = role
+        try:
+            with engine.calls() as api:
+                self.id = str(api.create_container_from_config(config)["Id"])
+        except docker.errors.APIError as error:
+            raise InfrastructureError(f"no {role} container: {error.explanation or error}") from error
+        self._stream: Any = None
+        try:
+            with engine.calls() as api:
+                # Attached before it starts, so that nothing it says is lost and standard input is never without a hold.
+                self._stream = api.attach_socket(self.id, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+                self.socket: socket.socket = getattr(self._stream, "_sock", self._stream)
+                api.start(self.id)
+        except docker.errors.APIError as error:
+            self.remove(engine)
+            raise InfrastructureError(f"the {role} container does not start: {error.explanation or error}") from error
+        except EngineAway:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection: the container's first process reads the end of its input and ends."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        response = getattr(stream, "_response", None)
+        for thing in (response, stream):
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                thing.close()
+
+    def remove(self, engine: Engine) -> None:
+        """Remove it, whatever it does; returns when it is gone.
+
+        Raises:
+            EngineAway: the engine is away, so that nothing is known.
+        """
+        self.close()
+        remove_container(engine, self.id)
+
+
+def remove_container(engine: Engine, container: str, *, wait_s: float = 30.0) -> bool:
+    """Kill and remove a container; returns when it is gone. False if it was gone already.
+
+    Raises:
+        EngineAway: the engine is away, or does not get rid of it.
+    """
+    deadline = time.monotonic() + wait_s
+    found = False
+    while True:
+        try:
+            with engine.calls() as api:
+                api.remove_container(container, force=True, v=True)
+                found = True
+        except docker.errors.NotFound:
+            return found
+        except docker.errors.APIError as error:
+            # Its own AutoRemove is at work already.
+            if error.status_code != CONFLICT:
+                raise EngineAway(f"container {container[:12]} cannot be removed: {error.explanation}") from error
+            found = True
+        if time.monotonic() > deadline:
+            raise EngineAway(f"container {container[:12]} is not removed after {wait_s:g} s")
+        time.sleep(0.02)
