@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from math_verifier.check import Kind, Outcome, Status, find_answer, quick
 from math_verifier.config import MathPolicy
-from math_verifier.pool import MathPool
+from math_verifier.pool import MathPool, Pool
 
 DEFAULT_POLICY = MathPolicy()
 HELD = 256
@@ -47,7 +47,7 @@ def verify_pair(
     *,
     kind: Kind = "completion",
     policy: MathPolicy = DEFAULT_POLICY,
-    pool: MathPool | None = None,
+    pool: Pool | None = None,
 ) -> MathResult:
     """Check one text against the reference answer ``gold``.
 
@@ -71,7 +71,7 @@ def verify_many(
     *,
     kind: Kind = "completion",
     policy: MathPolicy = DEFAULT_POLICY,
-    pool: MathPool | None = None,
+    pool: Pool | None = None,
 ) -> Iterator[MathResult]:
     """Check ``(gold, text)`` or ``(gold, text, kind)`` rows in parallel; results come in the order of the rows.
 
@@ -145,10 +145,10 @@ def _result(item: Outcome | Future[Outcome], before: float) -> MathResult:
 
 
 _lock = threading.Lock()
-_shared: MathPool | None = None
+_shared: Pool | None = None
 
 
-def shared_pool() -> MathPool:
+def shared_pool() -> Pool:
     """The pool behind the functions of this module."""
     global _shared
     with _lock:

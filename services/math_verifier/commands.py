@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +12,23 @@ from gristmill.cli.options import ConfigFile
 from gristmill.errors import BadInput
 
 
+class PoolKind(StrEnum):
+    """``math.pool`` as a flag."""
+
+    PROCESSES = "processes"
+    RAY = "ray"
+
+
 def verify_math(
     source: Annotated[
         Path,
         typer.Option("--in", help='JSONL rows {"id", "gold", "pred" or "completion"}.', exists=True, dir_okay=False),
     ],
     target: Annotated[Path, typer.Option("--out", help="Where the verdict rows go, in the order of the input.")],
-    workers: Annotated[int | None, typer.Option(help="Worker processes; as many as CPUs unless set.", min=1)] = None,
+    pool: Annotated[PoolKind | None, typer.Option(help="Where checks run; as configured unless set.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes or Ray actors; as many as CPUs unless set.", min=1)
+    ] = None,
     time_limit: Annotated[float | None, typer.Option("--time-limit", help="Seconds of one check.", min=0.01)] = None,
     config_file: ConfigFile = None,
 ) -> None:
@@ -28,29 +39,25 @@ def verify_math(
     from gristmill.cli.options import settings_from
     from math_verifier.config import MathConfig
     from math_verifier.offline import Report, verify_lines
-    from math_verifier.pool import MathPool
+    from math_verifier.pool import open_pool
 
     config = settings_from(config_file).section("math", MathConfig)
     console = Console(stderr=True, highlight=False)
     report = Report()
-    pool = MathPool(
-        workers or config.workers,
-        time_limit_s=time_limit or config.time_limit_s,
-        memory_limit_mb=config.memory_limit_mb,
-        queue_size=config.queue_size,
-        tasks_per_worker=config.tasks_per_worker,
-    )
+    if pool is not None:
+        config = config.model_copy(update={"pool": pool.value})
+    checkers = open_pool(config, workers=workers, time_limit_s=time_limit)
     partial = target.with_name(target.name + ".part")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     try:
         with (
             source.open(encoding="utf-8", errors="replace") as lines,
             partial.open("w", encoding="utf-8") as out,
-            pool,
+            checkers,
             Progress(*columns, console=console) as progress,
         ):
             bar = progress.add_task("characters", total=source.stat().st_size)
-            verify_lines(lines, out, config.policy, pool, report, lambda size: progress.advance(bar, size))
+            verify_lines(lines, out, config.policy, checkers, report, lambda size: progress.advance(bar, size))
             progress.update(bar, completed=source.stat().st_size)
     except OSError as error:
         raise BadInput(f"{error.filename or target}: {error.strerror}") from error

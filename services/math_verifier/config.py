@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -43,10 +43,19 @@ class MathConfig(Section):
 
     policy: MathPolicy = MathPolicy()
     """What counts as the same answer."""
-    pool: Literal["processes"] = "processes"
-    """Where checks run: worker processes of this service."""
+    pool: Literal["processes", "ray"] = "processes"
+    """Where checks run: ``processes`` of this machine, or the actors of a ``ray`` cluster (extra ``math-ray``)."""
     workers: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1, le=512)
-    """Worker processes; one check at a time each. As many as CPUs unless set."""
+    """Worker processes or actors; one check at a time each. As many as this machine has CPUs unless set."""
+    ray_address: str | None = None
+    """The cluster: ``auto`` (the one that runs on this machine, or ``RAY_ADDRESS``), ``host:port``, or
+    ``ray://host:port`` from a machine outside of it. A cluster of this process alone, on loopback, when absent."""
+    ray_cpus: float = Field(default=1.0, ge=0)
+    """Ray's logical CPUs that an actor takes of a cluster; a cluster of this process alone does not count them."""
+    ray_start_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that an actor may take to come up, more where nodes are started on demand."""
+    ray_runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray's runtime environment of the actors, for nodes that lack Gristmill: ``{pip: ["gristmill[math]"]}``."""
     time_limit_s: float = Field(default=2.0, gt=0)
     """Wall-clock seconds of one check; then its worker is killed and the status is ``timeout``."""
     memory_limit_mb: int = Field(default=512, ge=192)

@@ -12,7 +12,7 @@ from gristmill.errors import BadInput
 from math_verifier.api import MathResult, verify_many
 from math_verifier.check import Kind
 from math_verifier.config import MathPolicy
-from math_verifier.pool import MathPool
+from math_verifier.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def verify_lines(
     lines: Iterable[str],
     out: TextIO,
     policy: MathPolicy,
-    pool: MathPool,
+    pool: Pool,
     report: Report,
     advance: Callable[[int], None],
 ) -> None:

@@ -17,7 +17,7 @@ from gristmill.worker import Incoming, Outgoing, RawRecord, Worker
 from math_verifier.api import MathResult, Pending, begin, finish
 from math_verifier.check import Outcome
 from math_verifier.config import MathConfig
-from math_verifier.pool import MathPool
+from math_verifier.pool import Pool, open_pool
 
 NAME = "math_verifier"
 GROUP = "math-verifier"
@@ -35,14 +35,14 @@ def reward_of(status: VerdictStatus, config: MathConfig) -> float | None:
     return None
 
 
-def _count(pool: MathPool, name: str) -> float:
+def _count(pool: Pool, name: str) -> float:
     return float(getattr(pool.counts, name))
 
 
 class Verifier:
     """Checks one completion at a time per call; many calls may be under way."""
 
-    def __init__(self, ctx: ServiceContext[MathConfig], pool: MathPool) -> None:
+    def __init__(self, ctx: ServiceContext[MathConfig], pool: Pool) -> None:
         self._ctx = ctx
         self._pool = pool
         metrics = ctx.metrics
@@ -101,14 +101,7 @@ class Verifier:
 async def run(ctx: ServiceContext[MathConfig]) -> None:
     """Verify until told to stop."""
     config = ctx.config
-    pool = MathPool(
-        config.workers,
-        time_limit_s=config.time_limit_s,
-        memory_limit_mb=config.memory_limit_mb,
-        queue_size=config.queue_size,
-        tasks_per_worker=config.tasks_per_worker,
-    )
-    with pool:
+    with open_pool(config) as pool:
         ctx.health.add_check("math_pool", pool.broken)
         verifier = Verifier(ctx, pool)
         worker = Worker(

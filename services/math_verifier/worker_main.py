@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import resource
 import select
 import signal
 import socket
 import sys
-from multiprocessing.connection import Connection
+import time
 from typing import Any
 
+from gristmill.children import die_with_parent
 from math_verifier.check import Outcome, check
+from math_verifier.framing import Channel
 
 RECURSION = 20_000
 MEBIBYTE = 1024 * 1024
@@ -37,34 +38,46 @@ def warm() -> None:
     symbolic.symbolic(parse("\\sum_{n=0}^\\infty \\frac{1}{n!}"), parse("e"))
 
 
-def serve(connection: Connection, memory_limit_mb: int) -> None:
-    """Answer checks until the connection closes. A check that hits the memory limit is the worker's last."""
+def serve(channel: Channel, memory_limit_mb: int) -> None:
+    """Answer checks until the connection closes. A check that hits the memory limit is the worker's last.
+
+    A message is a list of ``(gold, answer, policy)``, where the policy is None if it is that of the check before. Each
+    check is answered on its own, as soon as it is done: ``(status, outcome, peak memory in MiB)``.
+    """
     limit = memory_limit_mb * MEBIBYTE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(RECURSION)
+    policy: Any = None
     while True:
         try:
-            gold, answer, policy = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own parent
+            checks = channel.receive()
         except EOFError:
             return
-        reply: tuple[str, Any]
-        try:
-            reply = ("done", check(gold, answer, policy))
-        except (MemoryError, SystemError):
-            # CPython 3.11 sometimes loses a MemoryError and raises SystemError ("returned NULL") in its place.
-            reply = ("memory", None)
-        except RecursionError:
-            reply = ("done", Outcome("unparsable", answer, "string", "nested too deeply"))
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        connection.send_bytes(pickle.dumps((*reply, peak_mb)))
-        if reply[0] == "memory":
-            return
+        for gold, answer, own in checks:
+            policy = own or policy
+            start = time.perf_counter()
+            outcome: Outcome | None
+            try:
+                outcome = check(gold, answer, policy)
+            except (MemoryError, SystemError):
+                # CPython 3.11 sometimes loses a MemoryError and raises SystemError ("returned NULL") in its place.
+                outcome = None
+            except RecursionError:
+                outcome = Outcome("unparsable", answer, "string", "nested too deeply")
+            peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+            if outcome is None:
+                channel.send(("memory", None, peak_mb))
+                return
+            seconds = time.perf_counter() - start
+            found = (outcome.status, outcome.extracted, outcome.stage, outcome.reason, seconds)
+            channel.send(("done", found, peak_mb))
 
 
 def template(control: socket.socket, memory_limit_mb: int) -> None:
     """Fork a worker per request until the control socket closes; then take the workers along."""
     children: set[int] = set()
+    tie = die_with_parent()
     control.sendall(b"R")
     while True:
         ready, _, _ = select.select([control], [], [], 0.2)
@@ -76,10 +89,12 @@ def template(control: socket.socket, memory_limit_mb: int) -> None:
             break
         process = os.fork()
         if process == 0:
+            if tie is not None:
+                tie()  # Else a hung check whose template and owner are both killed would run on for ever.
             control.close()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             try:
-                serve(Connection(handles[0]), memory_limit_mb)
+                serve(Channel(socket.socket(fileno=handles[0])), memory_limit_mb)
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)
             os._exit(0)

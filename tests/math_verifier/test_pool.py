@@ -102,9 +102,8 @@ def test_a_check_that_crashes_twice_is_an_error(small: MathPool) -> None:
 
 
 def test_the_pool_survives_its_template(small: MathPool) -> None:
-    assert small._template is not None
-    small._template._process.kill()
-    small._template._process.wait()
+    assert small.template_pid is not None
+    os.kill(small.template_pid or 0, signal.SIGKILL)
     hung = small.submit(*HANGS, POLICY)
     assert hung.result(30).status == "timeout"
     assert small.submit("3", "\\frac{6}{2}", POLICY).result(20).status == "correct"
@@ -125,7 +124,7 @@ def test_from_asyncio_and_away_from_the_main_thread(small: MathPool) -> None:
 def test_closing_ends_every_process() -> None:
     pool = MathPool(2).start()
     assert [result.status for result in verify_many([("x+1", "1+x")] * 8, kind="answer", pool=pool)] == ["correct"] * 8
-    pids = [*pool.pids, pool._template._process.pid] if pool._template else []
+    pids = [*pool.pids, pool.template_pid]
     pool.close()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
     with pytest.raises(InfrastructureError, match="closed"):
@@ -169,7 +168,7 @@ pool = MathPool(1).start()
 pool.submit({gold!r}, {answer!r}, MathPolicy())
 while not pool.pids:
     time.sleep(0.05)
-print(*pool.pids, pool._template._process.pid, flush=True)
+print(*pool.pids, pool.template_pid, flush=True)
 time.sleep(60)
 """
 
