@@ -82,3 +82,9 @@ def test_secrets_go_to_the_environment_of_the_parts_and_not_into_files(tmp_path:
     }
     child = load_settings(None, resolved.values, resolved.secrets)
     assert child == resolved.settings
+
+
+@pytest.mark.parametrize("flags", [{"trainer": {"base_model": "/models/a"}}, {"engine": {"model_path": "/models/a"}}])
+def test_a_second_policy_is_refused(flags: dict[str, dict[str, str]]) -> None:
+    with pytest.raises(ConfigError, match="leave .* out and say --policy /models/a"):
+        resolve(LineOptions(flags=flags), "run")

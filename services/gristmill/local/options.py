@@ -57,14 +57,14 @@ class ResolvedLine:
     @property
     def engines(self) -> tuple[str, ...]:
         """URLs of the engines that the user named; none for the embedded one."""
-        return tuple(self._chosen("generator", "engines") or ())
+        return tuple(self.chosen("generator", "engines") or ())
 
     @property
     def engine_port(self) -> int | None:
         """Port that the user wants the embedded engine on."""
-        return self._chosen("engine", "port") or None
+        return self.chosen("engine", "port") or None
 
-    def _chosen(self, section: str, name: str) -> Any:
+    def chosen(self, section: str, name: str) -> Any:
         """A setting of another package's section, None where only its default stands."""
         found = getattr(self.settings, section, None)
         return getattr(found, name) if isinstance(found, Section) and name in found.model_fields_set else None
@@ -101,7 +101,19 @@ def resolve(options: LineOptions, run_id: str) -> ResolvedLine:
         values["run_id"] = run_id
     settings = load_settings(None, values)
     public, secrets = split_secrets(values, type(settings))
-    return ResolvedLine(options, settings, public, secrets)
+    line = ResolvedLine(options, settings, public, secrets)
+    _refuse_second_policy(line)
+    return line
+
+
+def _refuse_second_policy(line: ResolvedLine) -> None:
+    """The runner gives one policy to trainer and engine; a setting that it would override is an error."""
+    for section, name in (("trainer", "base_model"), ("engine", "model_path")):
+        if line.chosen(section, name):
+            raise ConfigError(
+                f"{section}.{name} is set, but the local runner takes the policy of trainer and engine from --policy: "
+                f"leave {section}.{name} out and say --policy {line.chosen(section, name)}"
+            )
 
 
 def split_secrets(
