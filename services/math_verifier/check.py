@@ -14,9 +14,10 @@ from math_verifier.config import MathPolicy
 from math_verifier.extract import extract, last_box
 from math_verifier.normalize import normalize, squash
 from math_verifier.parse import vocabulary as voc
-from math_verifier.parse.ast import Clock, Node, ParseError
+from math_verifier.parse.ast import Clock, Named, Node, ParseError, Seq, SetOp, Text
 from math_verifier.parse.grammar import parse
 from math_verifier.parse.tokens import MAX_TEXT, Comma
+from math_verifier.parse.words import clock, counted, date, named_list, phrase, words
 
 Status = Literal["correct", "wrong", "unparsable", "timeout", "error"]
 Kind = Literal["completion", "answer"]
@@ -42,7 +43,15 @@ _CHOICE: Final = re.compile(
 )
 _MONTH: Final = re.compile(r"(?<![\\A-Za-z])(?:" + "|".join(set(voc.MONTHS) - {"may"}) + r")(?![A-Za-z])", re.I)
 _LETTER: Final = re.compile(r"[({]*([A-Ja-j])[)}]*")
-_CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(?:(a|p)\.?\s?m\.?)?", re.I)
+_TIMED: Final = re.compile(r"\d\s*:|[ap]\.?\s?m\b|noon|midnight", re.I)
+_MAY: Final = re.compile(
+    r"(?:\d{1,2}(?:st|nd|rd|th)?\s*(?:of\s+)?may|may\s+\d{1,2}(?:st|nd|rd|th)?)(?:,?\s*\d{4})?", re.I
+)
+_EXCEPT: Final = re.compile(
+    r"(?:the\s+set\s+of\s+)?(?:all\s+)?(?:real\s+(?:numbers|values)?|reals)\s*(?:of\s+)?x?\s*,?\s*(?:except|excluding|other\s+than)"
+    r"\s*(?:for\s+)?(?:x\s*=\s*)?(.{1,60})",
+    re.I | re.S,
+)
 _LONG_WORD: Final = re.compile(
     r"(?<![\\A-Za-z])[A-Za-z]{3,}|(?<![\\A-Za-z])(?:no|is|to|of|it|do|we|up)(?![A-Za-z])", re.I
 )
@@ -51,7 +60,9 @@ _TEXT_GROUP: Final = re.compile(
 )
 _ENVIRONMENT: Final = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}(?:\{[lcr|]*\})?")
 _LIST_COMMA: Final = re.compile(r"\d,\d{3}(?!\d)")
-_DECIMAL_COMMA: Final = re.compile(r"[^\d]{0,4}(?:0,\d+|\d+,(?:\d{1,2}|\d{4,})|\d{4,},\d+)(?!\d)[^\d,]{0,20}")
+_DECIMAL_COMMA: Final = re.compile(
+    r"[^\d]{0,4}(?:0,\d+|\d+,(?:\d{2}|\d{4,})|\d{4,},\d+|\d{1,3}(?: \d{3})+,\d{1,2})(?!\d)[^\d,]{0,20}"
+)
 
 
 def find_answer(text: str, kind: Kind, policy: MathPolicy) -> str | None:
@@ -148,13 +159,35 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
     Raises:
         ParseError: there is none.
     """
-    clock = _CLOCK.fullmatch(_TEXT_GROUP.sub(r"\1", text).strip()) if ":" in text else None
-    if clock and (clock[3] or clock[4]):
-        hour = int(clock[1]) % 12 + (12 if clock[4].lower() == "p" else 0) if clock[4] else int(clock[1])
-        yield Clock(hour * 3600 + int(clock[2]) * 60 + int(clock[3] or 0))
+    time = clock(_TEXT_GROUP.sub(r"\1", text).strip()) if _TIMED.search(text) else None
+    if time and time[1]:
+        yield Clock(time[0])
         return
-    if is_words(text) or (_MONTH.search(text) and re.search(r"\d", text)):
-        yield voc.words(_TEXT_GROUP.sub(r" \1 ", text).replace("\\", " ").replace("{", " ").replace("}", " "))
+    if text.count("-") == 2 and (day := date(text)):
+        yield Text(day)
+    if text.startswith("\\text"):
+        plain = _TEXT_GROUP.sub(r" \1 ", text).strip()
+        without = _EXCEPT.fullmatch(plain)
+        said = phrase(plain)
+        if without:
+            yield SetOp("difference", Named("R"), Seq(_items(parse(without[1])), "set"))
+            return
+        if said is not None:
+            yield said
+            return
+    if is_words(text) or (
+        re.search(r"\d", text) and (_MONTH.search(text) or _MAY.fullmatch(_TEXT_GROUP.sub(r"\1", text)))
+    ):
+        plain = _TEXT_GROUP.sub(r" \1 ", text)
+        without = _EXCEPT.fullmatch(plain.strip())
+        if without:
+            yield SetOp("difference", Named("R"), Seq(_items(parse(without[1])), "set"))
+            return
+        plain = plain.replace("\\", " ").replace("{", " ").replace("}", " ")
+        yield words(plain)
+        for other in (named_list(plain), counted(plain)):
+            if other is not None:
+                yield other
         return
     try:
         first: Node | None = parse(text)
@@ -164,8 +197,8 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
         first = None
     if first is not None:
         yield first
-    if clock:
-        yield Clock(int(clock[1]) * 3600 + int(clock[2]) * 60)
+    if time:
+        yield Clock(time[0])
     others: list[Comma] = ["list"] if _LIST_COMMA.search(text) else []
     if policy.decimal_comma and _DECIMAL_COMMA.fullmatch(text):
         others.append("decimal")
@@ -178,6 +211,10 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
             continue
         if other != first:
             yield other
+
+
+def _items(node: Node) -> tuple[Node, ...]:
+    return node.items if isinstance(node, Seq) and node.kind in {"list", "set"} else (node,)
 
 
 def is_words(text: str) -> bool:

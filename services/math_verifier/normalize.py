@@ -10,6 +10,8 @@ import re
 import unicodedata
 from typing import Final
 
+from math_verifier.spellings import open_brace, respell, unquote
+
 MAX_WRAPPERS: Final = 8
 """Braces around a whole answer that are taken off; the parser takes off the rest."""
 SUPERSCRIPTS: Final = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni", strict=True))
@@ -55,6 +57,9 @@ _REPLACE: Final = {
 _TABLE: Final = str.maketrans(_REPLACE)
 
 _VULGAR: Final = re.compile("[¼½¾⅐-⅞↉]")
+_ROOT: Final = re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])")
+_WIDE_COMMA: Final = re.compile(r"(?<=\d)\uff0c(?=\d{3}(?!\d))")
+_COMBINING_BAR: Final = re.compile("((?:\\d[\u0305\u0304])+)")
 _SUPER_RUN: Final = re.compile("[" + "".join(SUPERSCRIPTS) + "]+")
 _SUB_RUN: Final = re.compile("[" + "".join(SUBSCRIPTS) + "]+")
 _THIN: Final = "\u2009\u202f\u00a0\u2007\u2008\u200a\u2006"
@@ -93,7 +98,7 @@ _APPROXIMATE: Final = re.compile(
 )
 _ASIDE: Final = re.compile(r"(?<=[\d}\)])\s*\([A-Za-z][A-Za-z .]{2,40}\)$")
 _LETTERED: Final = re.compile(
-    r"\\(?:text|mbox|textrm|textnormal|textbf)\s*\{(\s*(?:[-+]?[\d$][^{}]{0,80}|[A-Za-z](?:\s*,\s*|\s+)(?:and\s+|or\s+)?[A-Za-z])\s*)\}"
+    r"\\(?:text|mbox|textrm|textnormal|textbf)\s*\{(\s*(?:[-+]?[\d$][^{}]{0,80}|[A-Za-z](?:(?:\s*,\s*|\s+)(?:and\s+|or\s+)?[A-Za-z])+)\s*)\}"
 )
 _BOLD: Final = re.compile(r"^\s*(\*\*|__|`+)(.+)\1\s*$", re.S)
 _WS: Final = re.compile(r"\s+")
@@ -107,10 +112,19 @@ def unicode_to_tex(text: str) -> str:
     if text.isascii():
         return text
     text = _THIN_GROUPS.sub("", text)
+    text = _WIDE_COMMA.sub(",", text)
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    text = _COMBINING_BAR.sub(lambda run: "\\overline{" + "".join(c for c in run[0] if c.isdigit()) + "}", text)
     text = _VULGAR.sub(_vulgar, text)
-    text = _SUPER_RUN.sub(lambda run: "^{" + "".join(SUPERSCRIPTS[c] for c in run[0]) + "}", text)
-    text = _SUB_RUN.sub(lambda run: "_{" + "".join(SUBSCRIPTS[c] for c in run[0]) + "}", text)
+    text = _SUPER_RUN.sub(lambda run: _script("^", "".join(SUPERSCRIPTS[c] for c in run[0]), run), text)
+    text = _SUB_RUN.sub(lambda run: _script("_", "".join(SUBSCRIPTS[c] for c in run[0]), run), text)
     return unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
+
+
+def _script(mark: str, content: str, run: re.Match[str]) -> str:
+    """Without braces where they are not needed: they would end a ``\\text{cm^2}`` early."""
+    follows = run.string[run.end() : run.end() + 1]
+    return f"{mark}{{{content}}}" if len(content) > 1 or follows.isalnum() else mark + content
 
 
 def _vulgar(found: re.Match[str]) -> str:
@@ -124,14 +138,17 @@ def normalize(text: str) -> str:
     bold = _BOLD.match(text)
     if bold:
         text = bold[2]
+    text = unquote(text)
     text = _HTML.sub(lambda m: ("^" if m[1] == "sup" else "_") + "{" + m[2] + "}", text)
     text = _BRACED_COMMA.sub("", text)
     text = _BRACED_DECIMAL.sub(".", text)
     text = _TEX_GROUPS.sub("", text)
     text = _APOSTROPHES.sub("", text)
+    if "\\right." in text:
+        text = open_brace(text)
     text = text.replace("\\left.", "").replace("\\right.", "")
-    text = _SIZES.sub("", text)
     if "\\" in text:
+        text = _SIZES.sub("", text)
         text = _PHANTOM.sub("", text)
         text = _NEGATIVE_SPACE.sub("", text)
         text = text.replace("\\\\[", "\\\\ [")
@@ -144,7 +161,9 @@ def normalize(text: str) -> str:
                 break
         text = _LETTERED.sub(_lettered, text)
         text = _SPACES.sub(" ", text)
-    text = _PLAIN_LEAD.sub("", text)
+    elif "~" in text:
+        text = text.replace("~", " ")
+    text = respell(_PLAIN_LEAD.sub("", text))
     text = _dollars(_APPROXIMATE.sub("", text))
     text = _EUROPEAN.sub(lambda m: m[1] + m[2].replace(".", "") + "." + m[3], text)
     text = _DOT_THOUSANDS.sub(lambda m: m[1] + m[2].replace(".", ""), text)
@@ -156,6 +175,8 @@ def normalize(text: str) -> str:
 def _plain_style(found: re.Match[str]) -> str:
     """Content of a styled group, but a letter set as text behind a number stays text: it is a unit."""
     before = found.string[: found.start()].rstrip(" ~")
+    if not found[1].strip(" ,;.\\$€£¥₹"):
+        return f" {found[1]} "
     if (
         found[1].strip().isalpha()
         and found[0].startswith(("\\text", "\\mbox", "\\mathrm"))

@@ -55,8 +55,7 @@ def _symbolic(a: Node, b: Node) -> Decision:
 def _calculus(node: Node) -> bool:
     """Sums without end, integrals, limits and derivatives have no value point by point."""
     return any(
-        isinstance(part, Big)
-        and (part.kind in {"int", "lim"} or part.high is None or _infinite(part.high) or bool(symbols(part.high)))
+        isinstance(part, Big) and (part.kind in {"int", "lim", "diff"} or part.high is None or _infinite(part.high))
         for part in node.walk()
     )
 

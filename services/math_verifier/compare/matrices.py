@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from math_verifier.compare.exact import substitute
+from math_verifier.compare.numeric import real_value
 from math_verifier.parse.ast import (
+    MINUS_ONE,
     Add,
     Fn,
     Matrix,
@@ -13,11 +16,15 @@ from math_verifier.parse.ast import (
     Num,
     ParseError,
     Pow,
+    Sym,
     add,
+    integer,
     map_children,
     multiply,
     negate,
+    symbols,
 )
+from math_verifier.parse.shapes import rename_i
 
 MAX_CELLS = 400
 
@@ -38,6 +45,10 @@ def evaluate_matrix(node: Node) -> Node:
             exponent.value.denominator == 1 and 0 < exponent.value <= 16
         ):
             return _product([matrix] * int(exponent.value))
+        case Pow(base=Matrix() as matrix, exp=Num() as exponent) if (
+            exponent.value == -1 and len(matrix.rows) == len(matrix.rows[0]) <= 3
+        ):
+            return _inverse(matrix.rows)
         case Fn(name="det", args=(Matrix() as matrix,)) if len(matrix.rows) == len(matrix.rows[0]) <= 4:
             return determinant(matrix.rows)
     return node
@@ -78,6 +89,44 @@ def _sum(terms: Sequence[Node]) -> Node:
             for rows in zip(*(m.rows for m in matrices), strict=True)
         )
     )
+
+
+def _inverse(rows: Sequence[Sequence[Node]]) -> Matrix:
+    size = range(len(rows))
+    over = Pow(determinant(rows), MINUS_ONE)
+    if len(rows) == 1:
+        return Matrix(((over,),))
+
+    def cofactor(i: int, j: int) -> Node:
+        minor = determinant([[rows[r][c] for c in size if c != i] for r in size if r != j])
+        return multiply(over, negate(minor) if (i + j) % 2 else minor)
+
+    return Matrix(tuple(tuple(cofactor(i, j) for j in size) for i in size))
+
+
+def unit_vector(node: Node, size: int) -> tuple[Node, ...] | None:
+    """Components of ``2i - 3j + k``; None for what is no sum of multiples of the unit vectors."""
+    if size not in {2, 3} or Sym("j") not in node.walk():
+        return None
+    names = ("i", "j", "k")
+    node = rename_i(node)
+    if not symbols(node) <= set(names[:size]):
+        return None
+
+    def at(point: Sequence[int]) -> Node:
+        result = node
+        for name, value in zip(names, point, strict=True):
+            result = substitute(result, name, integer(value))
+        return result
+
+    units = ((1, 0, 0), (0, 1, 0), (0, 0, 1))[:size]
+    parts = tuple(at(unit) for unit in units)
+    combined = add(*(multiply(integer(weight), part) for weight, part in zip((2, 3, 5), parts, strict=False)))
+    whole = at((2, 3, 5) if size == 3 else (2, 3, 0))
+    found, expected, zero = real_value(whole), real_value(combined), real_value(at((0, 0, 0)))
+    if found is None or expected is None or zero is None or zero:
+        return None
+    return parts if abs(found - expected) <= 1e-25 * (1 + abs(found)) else None
 
 
 def determinant(rows: Sequence[Sequence[Node]]) -> Node:

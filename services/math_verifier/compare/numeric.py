@@ -28,7 +28,9 @@ POINTS: Final = (
     (3.8127, 0.417), (-2.9141, 0.733),
 )  # fmt: skip
 INTEGER_POINTS: Final = (2, 3, 5, 4)
+WHOLE_POINTS: Final = (1, 2, 3, 4, 5, 6, 8, 9, 11, 14, 17, 23)
 NEEDED: Final = 3
+NEEDED_WHOLE: Final = 9
 MAX_MAGNITUDE: Final = 1 << 44
 """Largest power of two, as an exponent, that a value may reach."""
 
@@ -52,6 +54,7 @@ class Evaluator:
     point: Mapping[str, Any] = field(default_factory=dict)
     lossy: bool = False
     radians: bool = False
+    left_reals: bool = False
 
     def value(self, node: Node) -> Any:
         """Value of ``node``.
@@ -134,7 +137,10 @@ class Evaluator:
         ):
             magnitude = mp.power(-mp.re(base), exponent)
             return -magnitude if node.exp.value.numerator % 2 else magnitude
-        return self.bounded(mp.power(base, exponent))
+        result = self.bounded(mp.power(base, exponent))
+        if mp.im(result) and not mp.im(base):
+            self.left_reals = True
+        return result
 
     def series(self, node: Big) -> Any:
         if node.low is None or node.high is None:
@@ -235,6 +241,8 @@ class Evaluator:
         if not args[0]:
             raise Undefined
         value = mp.log(args[0])
+        if mp.im(value) and not mp.im(args[0]):
+            self.left_reals = True
         if name == "lg":
             return value / mp.log(10)
         if len(args) == 2:
@@ -271,6 +279,8 @@ class Sample:
 
     value: Any
     lossy: bool
+    left_reals: bool = False
+    """Whether an even root or a logarithm of a negative number was taken on the way."""
 
 
 def evaluate(node: Node, digits: int, point: Mapping[str, Any] | None = None) -> Sample:
@@ -285,7 +295,7 @@ def evaluate(node: Node, digits: int, point: Mapping[str, Any] | None = None) ->
             value = evaluator.bounded(evaluator.value(node))
         except (Undefined, ZeroDivisionError, ValueError, OverflowError, mpmath.libmp.NoConvergence):
             return Sample(None, False)
-        return Sample(value, evaluator.lossy)
+        return Sample(value, evaluator.lossy, evaluator.left_reals)
 
 
 def real_value(node: Node, digits: int = DIGITS) -> Any | None:
@@ -314,8 +324,10 @@ def same_at(
     if rough_a.value is None or rough_b.value is None:
         return None, False
     with mp.workdps(high):
-        real = _negligible(mp.im(rough_a.value), mp.re(rough_a.value), low) and _negligible(
-            mp.im(rough_b.value), mp.re(rough_b.value), low
+        real = (
+            not (rough_a.left_reals or rough_b.left_reals)
+            and _negligible(mp.im(rough_a.value), mp.re(rough_a.value), low)
+            and _negligible(mp.im(rough_b.value), mp.re(rough_b.value), low)
         )
         rough = abs(rough_a.value - rough_b.value)
         size = max(abs(rough_a.value), abs(rough_b.value))
@@ -336,10 +348,23 @@ def same_at(
         return False, real
 
 
-def points_for(names: frozenset[str]) -> list[dict[str, Any]]:
-    """Deterministic probe points: no simple relation between coordinates, some integer, some negative."""
+def points_for(names: frozenset[str], whole: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """Deterministic probe points: no simple relation between coordinates, some integer, some negative.
+
+    With ``whole``, those symbols are positive integers everywhere.
+    """
     ordered = sorted(names)
     points: list[dict[str, Any]] = []
+    if whole:
+        for turn, number in enumerate(WHOLE_POINTS):
+            base, step = POINTS[turn % len(POINTS)]
+            points.append(
+                {
+                    name: mp.mpf(number + 3 * place) if name in whole else mp.mpf(base) + mp.mpf(step) * place
+                    for place, name in enumerate(ordered)
+                }
+            )
+        return points
     for base, step in POINTS:
         points.append({name: mp.mpf(base) + mp.mpf(step) * place for place, name in enumerate(ordered)})
     for start in INTEGER_POINTS:
@@ -353,7 +378,7 @@ def probe(a: Node, b: Node) -> Decision:
     try:
         if not names:
             return _constants(a, b)
-        return _functions(a, b, names)
+        return _functions(a, b, names, counted(a) | counted(b))
     except Unbounded:
         return _unbounded(a, b)
     except (Unsupported, NotExact) as error:
@@ -371,10 +396,20 @@ def _constants(a: Node, b: Node) -> Decision:
     return yes("numeric") if same else no("numeric", "values differ")
 
 
-def _functions(a: Node, b: Node, names: frozenset[str]) -> Decision:
+def counted(node: Node) -> frozenset[str]:
+    """Symbols in the bounds of sums and products: they stand for integers."""
+    found: set[str] = set()
+    for part in node.walk():
+        if isinstance(part, Big) and part.kind in {"sum", "prod"}:
+            for bound in (part.low, part.high):
+                found |= symbols(bound) if bound is not None else frozenset()
+    return frozenset(found)
+
+
+def _functions(a: Node, b: Node, names: frozenset[str], whole: frozenset[str] = frozenset()) -> Decision:
     agreed = complex_agreed = 0
     complex_differ = False
-    for point in points_for(names):
+    for point in points_for(names, whole):
         same, real = same_at(a, b, point)
         if same is None:
             continue
@@ -386,8 +421,10 @@ def _functions(a: Node, b: Node, names: frozenset[str]) -> Decision:
             complex_agreed += 1
         else:
             complex_differ = True
-    if agreed >= NEEDED:
+    if agreed >= (NEEDED_WHOLE if whole else NEEDED):
         return yes("numeric")
+    if whole:
+        return unknown("numeric", "too few integers where both are defined")
     if complex_differ:
         return no("numeric", "values differ at a complex point")
     if agreed + complex_agreed >= NEEDED:

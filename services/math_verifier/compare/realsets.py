@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpmath import mp
 
 from math_verifier.compare.exact import NotExact, exact, substitute
+from math_verifier.compare.inequalities import NotSolved, pieces
 from math_verifier.compare.numeric import DIGITS, real_value
 from math_verifier.compare.relations import FLIP, moved
 from math_verifier.parse.ast import (  # fmt: skip
@@ -59,6 +60,7 @@ _ZERO = End(mp.mpf(0), ZERO)
 _HIGH = End(mp.mpf("inf"), INFINITY)
 REALS: Spans = (Span(_LOW, _HIGH, True, True),)
 MAX_SPANS = 64
+_INTEGERS = frozenset((Named("Z"), Named("N"), Named("Z+"), Named("N+"), Named("N*"), Named("Z*")))
 
 
 def end(node: Node) -> End:
@@ -72,6 +74,11 @@ def end(node: Node) -> End:
     if value is None:
         raise NotReal
     return End(value, node)
+
+
+def endless(node: Node) -> bool:
+    """Whether ``node`` is plus or minus infinity."""
+    return node == INFINITY or (isinstance(node, Mul) and INFINITY in node.factors)
 
 
 def less(a: End, b: End) -> bool:
@@ -114,6 +121,10 @@ def to_spans(node: Node) -> Spans:
             return REALS
         case Named(name="R+"):
             return (Span(End(mp.mpf(0), ZERO), _HIGH, True, True),)
+        case Named(name="R-"):
+            return (Span(_LOW, End(mp.mpf(0), ZERO), True, True),)
+        case Named(name="R*"):
+            return difference(REALS, (Span(_ZERO, _ZERO, False, False),))
         case Named(name="empty"):
             return ()
         case SetOp():
@@ -126,10 +137,49 @@ def to_spans(node: Node) -> Spans:
                 result = combine(result, to_spans(item))
             return result
         case SetBuilder():
-            return to_spans(node.condition)
+            return _builder(node)
         case Rel():
             return _relation(node)
     raise NotReal
+
+
+def _builder(node: SetBuilder) -> Spans:
+    """``{x in A | condition on x}``: its condition, within A."""
+    element = node.element
+    home: Spans | None = REALS
+    if isinstance(element, Rel) and element.ops == ("in",):
+        home = None if element.terms[1] in _INTEGERS else to_spans(element.terms[1])
+        domain, element = element.terms[1], element.terms[0]
+    if not isinstance(element, Sym | Const) or symbols(node.condition) != {element.name}:
+        raise NotReal
+    found = to_spans(node.condition)
+    if home is not None:
+        return intersection(found, home)
+    return _whole_numbers(found, 1 if domain != Named("Z") else None)
+
+
+def _whole_numbers(spans: Spans, least: int | None) -> Spans:
+    """The integers in ``spans``, where they are few."""
+    out: Spans = ()
+    for span in spans:
+        low = mp.mpf(least) if least is not None and not mp.isfinite(span.low.value) else span.low.value
+        if not (mp.isfinite(low) and mp.isfinite(span.high.value)) or span.high.value - low > MAX_SPANS:
+            raise NotReal
+        for whole in range(int(mp.floor(low)), int(mp.ceil(span.high.value)) + 1):
+            point = End(mp.mpf(whole), integer(whole))
+            inside = intersection((span,), (Span(point, point, False, False),))
+            if inside and (least is None or whole >= least):
+                out = union(out, inside)
+    return out
+
+
+def related(items: Sequence[Node]) -> Spans:
+    """A list of inequalities in one variable: all at once where that leaves anything, else one or the other."""
+    every, any_ = REALS, ()  # type: tuple[Spans, Spans]
+    for item in items:
+        spans = to_spans(item)
+        every, any_ = intersection(every, spans), union(any_, spans)
+    return every or any_
 
 
 def _span(low: End, high: End, low_open: bool, high_open: bool) -> Spans:
@@ -153,13 +203,13 @@ def _relation(node: Rel) -> Spans:
                 result = intersection(result, inner if op == "in" else difference(REALS, inner))
                 continue
             raise NotReal
-        if isinstance(right, Sym) and not isinstance(left, Sym):
+        if isinstance(right, Sym) and not symbols(left):
             flipped = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(op, op)
             result = intersection(result, _bound(flipped, end(left)))
-        elif isinstance(left, Sym):
+        elif isinstance(left, Sym) and not symbols(right):
             result = intersection(result, _bound(op, end(right)))
         else:
-            result = intersection(result, to_spans(_solved(Rel((op,), (left, right)))))
+            result = intersection(result, _solved(Rel((op,), (left, right))))
     return result
 
 
@@ -172,13 +222,16 @@ def _absolute(inner: Node, op: str, bound: Node) -> Spans:
     return to_spans(Logic("or", (Rel((op,), (inner, bound)), Rel((FLIP[op],), (inner, negate(bound))))))
 
 
-def _solved(node: Rel) -> Node:
-    """A linear inequality in one variable, solved: ``-x >= -1`` to ``x <= 1``."""
+def _solved(node: Rel) -> Spans:
+    """An inequality in one variable, solved: between rational functions, or linear with a known slope."""
     names = symbols(node)
     if len(names) != 1 or node.ops[0] not in FLIP:
         raise NotReal
     (name,) = names
     difference_ = moved(node)
+    solved = _polynomial(difference_, name, node.ops[0])
+    if solved is not None:
+        return solved
     try:
         at = [exact(substitute(difference_, name, integer(position))) for position in (0, 1, 2, 5)]
     except NotExact as error:
@@ -187,7 +240,21 @@ def _solved(node: Rel) -> Node:
     if not slope or at[2] - at[1] != slope or at[3] - at[0] != 5 * slope:
         raise NotReal
     op = node.ops[0] if slope > 0 else FLIP[node.ops[0]]
-    return Rel((op,), (Sym(name), Num(-at[0] / slope)))
+    return _bound(op, end(Num(-at[0] / slope)))
+
+
+def _polynomial(node: Node, name: str, op: str) -> Spans | None:
+    try:
+        found = pieces(node, name, op.replace("~", "="))
+    except (NotSolved, OverflowError):
+        return None
+    spans: Spans = ()
+    for low, high, low_open, high_open in found:
+        spans = union(
+            spans,
+            _span(_LOW if low is None else end(low), _HIGH if high is None else end(high), low_open, high_open),
+        )
+    return spans
 
 
 def _bound(op: str, at: End) -> Spans:

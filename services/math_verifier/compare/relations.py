@@ -7,12 +7,14 @@ from mpmath import mp
 from math_verifier.compare.decision import Decision, no, unknown, yes
 from math_verifier.compare.numeric import DIGITS, Unbounded, Unsupported, evaluate, points_for, real_value
 from math_verifier.parse.ast import (
+    MINUS_ONE,
     Add,
     Apply,
     Const,
     Fn,
     Mul,
     Node,
+    Num,
     Pow,
     Ratio,
     Rel,
@@ -44,12 +46,17 @@ def is_name(node: Node) -> bool:
         ):
             return all(is_name(arg) for arg in node.args) or not symbols(node)
         case Mul():
-            return all(
-                isinstance(factor, Sym) and factor.name[:1] not in _OPAQUE for factor in node.factors
-            ) or _call_like(node)
+            return all(_letter(factor) for factor in node.factors) or _call_like(node)
         case Add():
             return all(isinstance(term, Sym) and term.name[:1] not in _OPAQUE for term in node.terms)
     return False
+
+
+def _letter(node: Node) -> bool:
+    """A letter that is no unknown, or one over it: ``a/b`` names a quotient, ``x/y`` is part of an equation."""
+    if isinstance(node, Pow) and node.exp == MINUS_ONE:
+        node = node.base
+    return isinstance(node, Sym) and node.name[:1] not in _OPAQUE
 
 
 def _call_like(node: Mul) -> bool:
@@ -164,8 +171,15 @@ def same_relation(a: Rel, b: Rel) -> Decision:
     return yes("numeric") if op_b == wanted else no("numeric", "the inequality points the other way")
 
 
+def _denominator(node: Node) -> bool:
+    """Whether ``node`` is a power that can be cleared from an equation: not of a polynomial."""
+    if not isinstance(node, Pow) or not symbols(node):
+        return False
+    return not (isinstance(node.exp, Num) and node.exp.value > 0 and node.exp.value.denominator == 1)
+
+
 def _cleared(a: Rel, b: Rel) -> Decision:
-    if symbols(a) != symbols(b) or not any(isinstance(node, Pow) for rel in (a, b) for node in rel.walk()):
+    if symbols(a) != symbols(b) or not any(_denominator(node) for rel in (a, b) for node in rel.walk()):
         return no("numeric", "the equations are not equivalent")
     from math_verifier.compare.symbolic import same_solutions
 

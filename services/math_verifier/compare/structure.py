@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import reduce
 from typing import Final
 
 from math_verifier.compare.decision import Decision, costliest, every, no, yes
+from math_verifier.compare.families import same_family
 from math_verifier.compare.leaf import same_value
-from math_verifier.compare.matrices import evaluate_matrix
-from math_verifier.compare.realsets import NotReal, Spans, to_spans, variable
+from math_verifier.compare.matrices import unit_vector
+from math_verifier.compare.prepare import prepared
+from math_verifier.compare.realsets import NotReal, Spans, endless, related, to_spans, union, variable
 from math_verifier.compare.relations import (
     consistent,
     same_relation,
@@ -26,6 +29,7 @@ from math_verifier.parse.ast import (
     Interval,
     Logic,
     Matrix,
+    Mul,
     Named,
     Node,
     Num,
@@ -37,13 +41,11 @@ from math_verifier.parse.ast import (
     SetOp,
     Sym,
     Text,
-    add,
     divide,
-    map_children,
     multiply,
-    negate,
     symbols,
 )  # fmt: skip
+from math_verifier.parse.shapes import plain
 from math_verifier.parse.units import dimension
 
 MAX_ITEMS: Final = 200
@@ -55,6 +57,10 @@ def compare(a: Node, b: Node, policy: MathPolicy) -> Decision:
     """Whether two parsed answers are the same; symmetric in ``a`` and ``b``."""
     if a == b:
         return yes("structural")
+    if isinstance(a, Seq | SetBuilder) or isinstance(b, Seq | SetBuilder):
+        family = same_family(a, b, policy)
+        if family is not None:
+            return family
     a, b = prepared(a), prepared(b)
     if a == b:
         return yes("structural")
@@ -89,70 +95,6 @@ def _rank(node: Node) -> int:
     return 10
 
 
-def prepared(node: Node) -> Node:
-    """Plus-minus written out, nested lists flat, matrix algebra done, statements about one value reduced."""
-    if any(isinstance(part, Fn) and part.name in {"pm", "mp"} for part in node.walk()):
-        node = _expanded(node)
-    if isinstance(node, Seq):
-        node = _listed(node)
-    if any(isinstance(part, Matrix) for part in node.walk()):
-        node = evaluate_matrix(node)
-    if isinstance(node, Quantity):
-        inner = prepared(node.value)
-        return Quantity(inner, node.unit)
-    return node
-
-
-def _expanded(node: Node) -> Node:
-    if isinstance(node, Seq):
-        items: list[Node] = []
-        for item in node.items:
-            grown = _expanded(item)
-            items.extend(
-                grown.items if isinstance(grown, Seq) and grown.kind == "list" and grown is not item else (grown,)
-            )
-        return Seq(tuple(items), node.kind)
-    plus, minus = _signed(node, True), _signed(node, False)
-    return node if plus == minus else Seq((plus, minus), "list")
-
-
-def _signed(node: Node, upper: bool) -> Node:
-    node = map_children(node, lambda child: _signed(child, upper))
-    if isinstance(node, Fn) and node.name in {"pm", "mp"}:
-        left, right = node.args
-        right = right if (node.name == "pm") == upper else negate(right)
-        return right if left == Num(Fraction(0), None, "") else add(left, right)
-    return node
-
-
-def _listed(node: Seq) -> Node:
-    """Conditions such as ``k in Z`` dropped; ``n = 1, 2, 3`` and ``(x, y) = (5, 8), (8, 5)`` to their values."""
-    items = tuple(item for item in node.items if not _is_domain(item)) or node.items
-    if (
-        node.kind == "list"
-        and len(items) > 1
-        and statement_name(items[0]) is not None
-        and not any(isinstance(item, Rel) for item in items[1:])
-    ):
-        value = statement_value(items[0])
-        if value is not None:
-            items = (value, *items[1:])
-    if len(items) == 1 and node.kind == "list":
-        return prepared(items[0])
-    return Seq(items, node.kind)
-
-
-def _is_domain(item: Node) -> bool:
-    if isinstance(item, Text):
-        return item.value in {"where", "for"}
-    return (
-        isinstance(item, Rel)
-        and item.ops[-1] == "in"
-        and isinstance(item.terms[-1], Named)
-        and isinstance(item.terms[0], Sym)
-    )
-
-
 def _singles(a: Node, b: Node, policy: MathPolicy) -> Decision:
     """A list or set of one against anything but text and statements."""
     assert isinstance(a, Seq)
@@ -163,7 +105,10 @@ def _singles(a: Node, b: Node, policy: MathPolicy) -> Decision:
 
 def _lists(a: Node, b: Node, policy: MathPolicy) -> Decision:
     assert isinstance(a, Seq)
-    return _sequences(a, b, policy) if isinstance(b, Seq) else _repeated(a, b, policy)
+    if isinstance(b, Seq):
+        return _sequences(a, b, policy)
+    vector = unit_vector(b, len(a.items)) if a.kind in _ORDERED else None
+    return _sequences(a, Seq(vector, a.kind), policy) if vector is not None else _repeated(a, b, policy)
 
 
 def _clocks(a: Node, b: Node, policy: MathPolicy) -> Decision:
@@ -188,6 +133,8 @@ def _texts(a: Node, b: Node, policy: MathPolicy) -> Decision:
         return yes("structural") if _spelling(a.value) == _spelling(b.value) else no("structural", "different words")
     if isinstance(b, Sym | Apply):
         return yes("structural") if a.value == b.name.casefold() else no("structural", "different words")
+    if isinstance(b, Mul) and all(isinstance(factor, Sym) for factor in b.factors):
+        return yes("structural") if a.value == plain(b).casefold() else no("structural", "different words")
     return no("structural", "words against mathematics")
 
 
@@ -259,7 +206,7 @@ def _functional(names: Sequence[Node | None]) -> bool:
 
 def _sets(a: Node, b: Node, policy: MathPolicy) -> Decision:
     if isinstance(a, Interval) and isinstance(b, Interval):
-        if (a.low_open, a.high_open) != (b.low_open, b.high_open):
+        if _openness(a) != _openness(b):
             return no("structural", "one interval has an endpoint that the other lacks")
         return every((compare(a.low, b.low, policy), compare(a.high, b.high, policy)))
     if isinstance(a, Named) and isinstance(b, Named):
@@ -280,7 +227,17 @@ def _sets(a: Node, b: Node, policy: MathPolicy) -> Decision:
     return every(decisions)
 
 
+def _openness(node: Interval) -> tuple[bool, bool]:
+    """Open ends; infinity is never in an interval, whatever the bracket."""
+    return node.low_open or endless(node.low), node.high_open or endless(node.high)
+
+
 def _spans_of(node: Node) -> Spans | None:
+    if isinstance(node, Seq) and node.kind == "list" and len(node.items) > 1:
+        if all(isinstance(item, Interval | SetOp) or _pair(item) for item in node.items):
+            return reduce(union, (to_spans(item) for item in node.items))
+        if all(isinstance(item, Rel) and item.ops[0] != "=" for item in node.items) and variable(node) is not None:
+            return related(node.items)
     if (
         isinstance(node, Seq)
         and node.kind == "list"
@@ -294,6 +251,10 @@ def _spans_of(node: Node) -> Spans | None:
     if not isinstance(node, Interval | Seq | SetOp | Named | Logic | Rel | SetBuilder):
         return None
     return to_spans(node)
+
+
+def _pair(node: Node) -> bool:
+    return isinstance(node, Seq) and node.kind == "tuple" and len(node.items) == 2
 
 
 def _symbolic_sets(a: Node, b: Node, policy: MathPolicy) -> Decision:
@@ -423,6 +384,9 @@ def _matrices(a: Node, b: Node, policy: MathPolicy) -> Decision:
         if b.kind == "set" or len(cells) != len(b.items):
             return no("structural", "a vector against another list")
         return every(compare(one, two, policy) for one, two in zip(cells, b.items, strict=True))
+    vector = unit_vector(b, len(a.rows)) if len(a.rows[0]) == 1 else None
+    if vector is not None:
+        return every(compare(row[0], item, policy) for row, item in zip(a.rows, vector, strict=True))
     if isinstance(b, Interval) and len(a.rows) == 1 and len(a.rows[0]) == 2 and not (b.low_open or b.high_open):
         return every((compare(a.rows[0][0], b.low, policy), compare(a.rows[0][1], b.high, policy)))
     if not isinstance(b, Matrix):

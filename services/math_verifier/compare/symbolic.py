@@ -100,6 +100,8 @@ def _big(node: Big) -> Any:
             return sympy.integrate(body, bounds if len(bounds) == 3 else var)
         case "lim" if node.low is not None:
             return sympy.limit(body, var, to_sympy(node.low))
+        case "diff":
+            return sympy.diff(body, var)
     raise NotSymbolic(node.kind)
 
 
@@ -112,6 +114,8 @@ def symbolic(a: Node, b: Node) -> Decision:
         if not (left.is_finite is not False and right.is_finite is not False):
             return no("symbolic", "an infinite value")
         difference = sympy.simplify(left - right)
+        for name in _antiderivative(a) | _antiderivative(b):
+            difference = sympy.simplify(sympy.diff(difference, sympy.Symbol(name, real=True)))
         if difference == 0:
             return yes("symbolic")
         found = difference.equals(0)
@@ -132,6 +136,11 @@ def symbolic(a: Node, b: Node) -> Decision:
     if found is None:
         return unknown("symbolic", "SymPy cannot tell")
     return yes("symbolic") if found else no("symbolic", "the difference is not zero")
+
+
+def _antiderivative(node: Node) -> set[str]:
+    """Variables of integrals without bounds: what they give holds up to a constant."""
+    return {part.var for part in node.walk() if isinstance(part, Big) and part.kind == "int" and part.low is None}
 
 
 def same_solutions(a: Node, b: Node) -> bool | None:

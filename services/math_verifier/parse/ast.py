@@ -97,9 +97,9 @@ class Apply(Node):
 
 @dataclass(frozen=True, slots=True)
 class Big(Node):
-    """``sum``, ``prod``, ``int`` or ``lim`` over ``var``; ``low`` and ``high`` are None where not given."""
+    """``sum``, ``prod``, ``int``, ``lim`` or ``diff`` over ``var``; ``low`` and ``high`` are None where not given."""
 
-    kind: Literal["sum", "prod", "int", "lim"]
+    kind: Literal["sum", "prod", "int", "lim", "diff"]
     var: str
     low: Node | None
     high: Node | None
@@ -259,7 +259,8 @@ def symbols(node: Node) -> frozenset[str]:
     if isinstance(node, Sym):
         return frozenset((node.name,))
     if isinstance(node, Big):
-        inner = symbols(node.body) - {node.var}
+        open_ = node.kind == "diff" or (node.kind == "int" and node.low is None)
+        inner = symbols(node.body) if open_ else symbols(node.body) - {node.var}
         bounds = [symbols(bound) for bound in (node.low, node.high) if bound is not None]
         return inner.union(*bounds)
     return frozenset().union(*(symbols(child) for child in node.children()))

@@ -10,6 +10,7 @@ from math_verifier.parse import vocabulary as voc
 from math_verifier.parse.ast import (
     HALF,
     MINUS_ONE,
+    Add,
     Apply,
     BaseNum,
     Big,
@@ -29,6 +30,7 @@ from math_verifier.parse.ast import (
     SetBuilder,
     Sym,
     Text,
+    add,
     divide,
     integer,
     multiply,
@@ -37,6 +39,7 @@ from math_verifier.parse.ast import (
 from math_verifier.parse.cursor import IMPLICIT, PRODUCT, RELATION, SUM, Cursor
 from math_verifier.parse.shapes import joined, plain, rename_i, rows, symbol, wordy
 from math_verifier.parse.tokens import Token
+from math_verifier.parse.words import words
 
 _OPENERS: Final = frozenset(("(", "[", "\\{"))
 _FUNCTION_LETTERS: Final = frozenset("fghFGH")
@@ -97,10 +100,18 @@ class Atoms(Cursor):
         """A TeX argument: a group or one token."""
         return self.group() if self.is_op("{") else self.digit()
 
+    def inches_here(self) -> bool:
+        """Whether ``in`` is the unit: nothing or a power follows it."""
+        return self.peek().kind == "eof" or self.peek().text == "^"
+
     def unit_here(self, left: Node) -> bool:
         """Whether the word at hand is a unit of ``left`` and not letters to multiply with."""
         word = self.now.text
-        if isinstance(left, Seq | Interval | Rel | Text) or word in {"and", "or", "in", "mod", "U", "choose"}:
+        if word == "in":
+            return self.inches_here()
+        if word == "min":
+            return isinstance(left, Num) and self.peek().text not in {"(", "{", "\\{", "_"}
+        if isinstance(left, Seq | Interval | Rel | Text) or word in {"and", "or", "mod", "U", "choose"}:
             return False
         if len(word) == 1:
             return False
@@ -128,7 +139,7 @@ class Atoms(Cursor):
                 return self.word()
             case "text":
                 self.take()
-                return self.labelled(voc.words(token.text))
+                return self.labelled(words(token.text))
             case "begin":
                 return self.environment()
             case "cmd":
@@ -287,6 +298,9 @@ class Atoms(Cursor):
         self.take()
         if text in _FUNCTION_LETTERS and self.is_op("(", "'"):
             return self.application(text)
+        if text in _FUNCTION_LETTERS and self.inverse_ahead():
+            self.at += 5
+            return self.application(f"{text}^-1")
         if text in {"C", "P"} and self.is_op("(") and self.peek().kind == "num" and self.peek(2).text == ",":
             self.take()
             items, _ = self.items((")",))
@@ -295,6 +309,10 @@ class Atoms(Cursor):
                 raise ParseError(f"{text} of {len(items)} arguments")
             return Fn("binom" if text == "C" else "perm", tuple(items))
         return symbol(text)
+
+    def inverse_ahead(self) -> bool:
+        """Whether ``^{-1}(`` follows."""
+        return [self.peek(ahead).text for ahead in range(6)] == ["^", "{", "-", "1", "}", "("]
 
     def application(self, name: str) -> Node:
         while self.accept("'"):
@@ -323,6 +341,9 @@ class Atoms(Cursor):
             return Fn(function, (inner,))
         match name:
             case "frac":
+                derivative = self.derivative()
+                if derivative is not None:
+                    return derivative
                 top = self.argument()
                 bottom = self.argument()
                 if isinstance(top, Quantity):
@@ -349,9 +370,9 @@ class Atoms(Cursor):
                 inner = self.argument()
                 if isinstance(inner, Num):
                     return inner
-                if isinstance(inner, Sym):
-                    return Fn("conj", (inner,))
-                return Sym("overline " + plain(inner))
+                if isinstance(inner, Mul) and all(isinstance(part, Sym) for part in inner.factors):
+                    return Sym("overline " + plain(inner))
+                return Fn("conj", (inner,))
             case "angle" | "triangle" | "measuredangle" | "arc" | "widearc":
                 inner = self.expression(IMPLICIT)
                 return Sym(f"{name} {plain(inner)}")
@@ -402,6 +423,8 @@ class Atoms(Cursor):
             raise ParseError(f"{name} of {len(args)} arguments")
         if name == "sqrt":
             result: Node = Pow(args[0], HALF)
+        elif name == "cis":
+            result = add(Fn("cos", args), multiply(Const("i"), Fn("sin", args)))
         elif name == "cbrt":
             result = Fn("root", (args[0], integer(3)))
         elif name == "log":
@@ -443,7 +466,11 @@ class Atoms(Cursor):
         if token.kind == "op":
             return token.text in {"(", "[", "|", "\\{"}
         if token.kind == "word":
-            return token.text in voc.FUNCTIONS or token.text == "d"
+            return (
+                token.text in voc.FUNCTIONS
+                or token.text == "d"
+                or (self.integrals > 0 and len(token.text) == 2 and token.text[0] == "d")
+            )
         return token.kind == "cmd" and (
             token.text in voc.FUNCTIONS
             or token.text in {"cdot", "times", "div", "cup", "cap", "setminus", "pm", "mp", "sum", "int"}
@@ -479,8 +506,38 @@ class Atoms(Cursor):
         return Big("sum" if name == "sum" else "prod", index.name, low.terms[1], high, body)
 
     def integral(self, low: Node | None, high: Node | None) -> Node:
+        """All terms up to the one that holds the differential belong to the integrand; what follows is added."""
+        self.integrals += 1
         body = self.expression(SUM)
-        factors = list(body.factors) if isinstance(body, Mul) else [body]
-        if len(factors) < 2 or factors[-2] != Sym("d") or not isinstance(factors[-1], Sym):
-            raise ParseError("an integral without its differential")
-        return Big("int", factors[-1].name, low, high, multiply(*factors[:-2]) if factors[:-2] else integer(1))
+        self.integrals -= 1
+        terms = list(body.terms) if isinstance(body, Add) else [body]
+        for count, term in enumerate(terms, start=1):
+            factors = list(term.factors) if isinstance(term, Mul) else [term]
+            for place in range(len(factors) - 1):
+                name = factors[place + 1]
+                if factors[place] == Sym("d") and isinstance(name, Sym):
+                    rest = factors[:place] + factors[place + 2 :]
+                    last = multiply(*rest) if rest else integer(1)
+                    inner = Big("int", name.name, low, high, add(*terms[: count - 1], last))
+                    return add(inner, *terms[count:])
+        raise ParseError("an integral without its differential")
+
+    def derivative(self) -> Node | None:
+        r"""``\frac{d}{dx}`` of what follows, or ``\frac{dy}{dx}`` as a name; None when it is neither."""
+        texts = [self.peek(ahead).text for ahead in range(7)]
+        sign = texts[1][:1] if texts[1] != "partial" else "partial"
+        if texts[0] != "{" or sign not in {"d", "partial"}:
+            return None
+        if texts[1] in {"d", "partial"} and texts[2] == "}" and texts[3] == "{":
+            name = texts[4][1:] if sign == "d" and len(texts[4]) == 2 and texts[4][0] == "d" else texts[5]
+            closed = texts[5] if name == texts[4][1:] else texts[6]
+            if len(name) != 1 or not name.isalpha() or closed != "}":
+                return None
+            self.at += 6 if closed is texts[5] else 7
+            return Big("diff", name, None, None, self.expression(PRODUCT))
+        if len(texts[1]) == 2 and texts[2:4] == ["}", "{"] and len(texts[4]) == 2 and texts[4][0] == "d":
+            if texts[5] != "}":
+                return None
+            self.at += 6
+            return Sym(f"{texts[1]}/{texts[4]}")
+        return None

@@ -23,6 +23,7 @@ class Cursor:
         self.depth = 0
         self.bars = 0
         self.ratios = True
+        self.integrals = 0
 
     @property
     def now(self) -> Token:

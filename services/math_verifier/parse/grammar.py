@@ -167,6 +167,9 @@ class Parser(Atoms):
             self.take()
             right = self.expression(RATIO + 1)
             return Ratio((*left.items, right) if isinstance(left, Ratio) else (left, right))
+        if token.kind == "cmd" and name == "over" and power <= RATIO:
+            self.take()
+            return divide(left, self.expression(RATIO + 1))
         if token.kind in {"cmd", "word"} and name == "choose" and power <= RATIO:
             self.take()
             return Fn("binom", (left, self.expression(RATIO + 1)))
@@ -188,7 +191,7 @@ class Parser(Atoms):
             if token.text == "not":
                 return "not"
             return voc.RELATIONS.get(token.text)
-        if token.kind == "word" and token.text == "in" and token.spaced:
+        if token.kind == "word" and token.text == "in" and token.spaced and not self.inches_here():
             return "in"
         return None
 
@@ -206,7 +209,10 @@ class Parser(Atoms):
                 self.take()
                 op = "<="
             ops.append(op)
-            terms.append(self.expression(RELATION + 1))
+            term = self.expression(RELATION + 1)
+            terms.append(
+                Fn("pmod", term.args) if op == "equiv" and isinstance(term, Fn) and term.name == "mod" else term
+            )
         return Rel(tuple(ops), tuple(terms))
 
     def sum(self, left: Node) -> Node:
@@ -260,10 +266,14 @@ class Parser(Atoms):
             self.take()
             return left
         exponent = self.script()
+        if self.is_op("^") and isinstance(exponent, Num | Sym):
+            exponent = self.superscript(exponent)
         if isinstance(left, Quantity):
             return Quantity(left.value, f"{left.unit}^{plain(exponent)}")
         if isinstance(left, Matrix) and exponent in (Sym("T"), Sym("\\top")):
             return transpose(left)
+        if isinstance(left, Seq) and left.kind != "list" and exponent in (Sym("T"), Sym("\\top")):
+            return Matrix(tuple((item,) for item in left.items))
         if isinstance(left, Mul) and isinstance(left.factors[-1], Num):
             return multiply(*left.factors[:-1], Pow(left.factors[-1], exponent))
         return Pow(left, exponent)
@@ -272,6 +282,8 @@ class Parser(Atoms):
         """Celsius and Fahrenheit letters are part of the degree sign."""
         if self.now.kind in {"word", "text"} and self.now.text in {"C", "F"}:
             self.take()
+        elif self.is_op("{") and self.peek().text in {"C", "F"} and self.peek(2).text == "}":
+            self.at += 3
         return node
 
     def implicit(self, left: Node, power: int) -> Node | None:
@@ -285,6 +297,8 @@ class Parser(Atoms):
         mixed = self.mixed(left)
         if mixed is not None:
             return mixed
+        if token.kind == "num" and isinstance(left, Quantity):
+            return self.compound(left)
         if token.kind == "num" and isinstance(left, Num):
             raise ParseError("two numbers side by side")
         right = self.expression(IMPLICIT + 1)
@@ -320,7 +334,7 @@ class Parser(Atoms):
         while self.now.kind in {"text", "word"} and (self.now.kind == "text" or not is_separator(self.now)):
             if self.now.kind == "text" and parts and is_separator(self.now):
                 break
-            parts.append(self.take().text)
+            parts.append(self.take().text.removesuffix(" and"))
             if self.is_op("/") and self.peek().kind in {"text", "word"}:
                 self.take()
                 parts.append("/")
@@ -339,6 +353,13 @@ class Parser(Atoms):
         if known and known[0] == "degree":
             return Fn("deg", (left,))
         return left if isinstance(left, Quantity) else Quantity(left, text)
+
+    def compound(self, left: Quantity) -> Node:
+        """``7 hours 30 minutes``: two quantities side by side; what they are together is not the grammar's matter."""
+        right = self.expression(IMPLICIT)
+        if not isinstance(right, Quantity):
+            raise ParseError("a number behind a quantity")
+        return Seq((left, right), "list")
 
     def subscript(self, left: Node) -> Node:
         self.take()

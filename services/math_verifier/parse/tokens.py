@@ -40,7 +40,7 @@ _TEXT: Final = re.compile(
 )
 _CMD: Final = re.compile(r"\\([A-Za-z]+)\*?")
 _WORD: Final = re.compile(r"[A-Za-z]+")
-_OPS: Final = re.compile(r"\*\*|<=|>=|!=|==|<>|=>|->|\\\\|\\[{}|%$#&_^!]|[-+*/^_=<>(){}\[\]|,;:!'%&.?°£€¥\"]")
+_OPS: Final = re.compile(r"\*\*|<=|>=|!=|==|<>|=>|->|\\\\|\\[{}|%$#&_^!]|[-+*/^_=<>(){}\[\]|,;:!'%&.?°£€¥₹\"]")
 _THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d])|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)")
 _SPACED: Final = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/]|\s*\\frac|\.\d* \d)")
 _DIGITS: Final = re.compile(r"\d+")
@@ -50,7 +50,9 @@ _REPEAT: Final = re.compile(r"\s*\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d
 _DOT: Final = re.compile(r"\s*\\dot\s*(?:\{\s*(\d)\s*\}|(\d))")
 _ELLIPSIS: Final = re.compile(r"(?:\.\.\.|\s*\\[lc]?dots(?![A-Za-z]))(?!\s*,)")
 _EXPONENT: Final = re.compile(r"[eE]([+-]?\d{1,9})(?![\dA-Za-z_^.])")
-_BASED: Final = re.compile(r"([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(?:\\text\{)?(\d{1,2}|[a-z]{3,9})\}?\s*\}|(\d)(?!\d))")
+_BASED: Final = re.compile(
+    r"([0-9A-Fa-f]+(?:\.[0-9A-F]+)?)\s*_\s*(?:\{\s*(?:\\text\{)?(\d{1,2}|[a-z]{3,9})\}?\s*\}|(\d)(?!\d))"
+)
 _BASE_WORDS: Final = {
     "two": 2,
     "three": 3,
@@ -95,14 +97,18 @@ def tokenize(text: str, comma: Comma = "thousands") -> list[Token]:
 
 def _next(text: str, position: int, depth: int, spaced: bool, comma: Comma) -> tuple[Token, int]:
     char = text[position]
-    based = _BASED.match(text, position) if char.isdigit() or char in "ABCDEF" else None
+    based = _BASED.match(text, position) if char.isdigit() or char in "ABCDEFabcdef" else None
     if based:
         base = based[2] or based[3]
         number = _BASE_WORDS.get(base, 0) if base.isalpha() else int(base)
         digits = based[1].upper()
-        if 2 <= number <= 16 and not digits.isalpha() and all(int(digit, 16) < number for digit in digits):
+        named = digits.isalpha() and (number != 16 or len(digits) < 2)
+        if 2 <= number <= 16 and not named and all(int(digit, 16) < number for digit in digits if digit != "."):
             return Token("based", digits, spaced, exponent=number), based.end()
-    if char.isascii() and (char.isdigit() or (char == "." and text[position + 1 : position + 2].isdigit())):
+    if char.isascii() and (
+        char.isdigit()
+        or (char == "." and (text[position + 1 : position + 2].isdigit() or text.startswith(".\\overline", position)))
+    ):
         return _number(text, position, depth, spaced, comma)
     if char == "\\":
         found = _ENV.match(text, position)

@@ -26,6 +26,15 @@ yuan    yuan 1
 rupee   ₹ 1, rupee 1, Rs 1
 degree  degree 1, deg 1
 radian  radian 1, rad 1
+hertz   hertz 1, Hz 1, kHz 1000, MHz 1000000
+joule   joule 1, kJ 1000, kilojoule 1000
+watt    watt 1, kW 1000, kilowatt 1000
+pascal  pascal 1, Pa 1, kPa 1000
+newton  newton 1, kN 1000
+mole    mole 1, mol 1
+volt    volt 1
+ampere  ampere 1, amp 1
+ohm     ohm 1
 mph     mph 1
 kmh     kmh 1, kph 1
 percent percent 1, percentage 1, pct 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from math_verifier.parse.ast import INFINITY, Const, Named, Node, Text
+from math_verifier.parse.ast import INFINITY, Const, Named, Node, Sym
 
 
 def _names(text: str) -> frozenset[str]:
@@ -22,7 +21,7 @@ sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh
 ln lg log exp gcd lcm max min det arg sgn floor ceil abs sqrt cbrt binom factorial tr
 asin=arcsin acos=arccos atan=arctan arsinh=arcsinh arcosh=arccosh artanh=arctanh asinh=arcsinh acosh=arccosh
 atanh=arctanh tg=tan ctg=cot cosec=csc arctg=arctan sign=sgn ceiling=ceil Re=re Im=im HCF=gcd LCM=lcm GCD=gcd Log=log
-Arg=arg
+Arg=arg cis
 """)
 """Spelling to name in the tree."""
 MANY: Final = _names("gcd lcm max min binom")
@@ -40,10 +39,14 @@ CONSTANTS: Final[dict[str, Node]] = {
     **dict.fromkeys(_names("Reals reals"), Named("R")),
     "pi": Const("pi"),
     "imath": Const("i"),
+    "ell": Sym("l"),
+    "varphi": Sym("\\phi"),
+    "varepsilon": Sym("\\epsilon"),
+    "vartheta": Sym("\\theta"),
 }
 GREEK: Final = _names("""
 alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi
-varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar
+varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar
 """)
 RELATIONS: Final = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "=>": "=>", "!=": "!=", "<>": "!=",
@@ -64,7 +67,7 @@ STYLES: Final = _names("""
 mathbf mathrm mathit mathsf mathcal mathfrak mathscr mathbb boldsymbol bm vec hat tilde overrightarrow widehat underline
 textbf textit
 """)
-CLOSERS: Final = _names("choose rangle rfloor rceil rvert rVert mid quad end bmod pmod land lor wedge vee")
+CLOSERS: Final = _names("choose rangle rfloor rceil rvert rVert mid quad end over bmod pmod land lor wedge vee")
 """Commands that no factor starts with."""
 OPERATORS: Final = _names("cdot times div cup cap setminus pm mp sum int")
 COMMON_WORDS: Final = _names("""
@@ -83,48 +86,3 @@ MONTHS: Final = {
     )
     for name in names.split()
 }  # fmt: skip
-
-_PHRASES: Final[dict[str, Node]] = {
-    **dict.fromkeys(("infinity", "positive infinity"), INFINITY),
-    **dict.fromkeys(("all real numbers", "all reals", "real numbers", "all real"), Named("R")),
-    **dict.fromkeys(("empty set", "null set", "no solution", "no solutions"), Named("empty")),
-    **dict.fromkeys(("no real solution", "no real solutions"), Named("empty")),
-    **dict.fromkeys(("does not exist", "dne"), Text("does not exist")),
-    **dict.fromkeys(("all natural numbers", "all positive integers"), Named("N")),
-    "all integers": Named("Z"),
-}
-_CLEAN: Final = re.compile(r"[^a-z0-9+\-./:' ]+")
-_ARTICLES: Final = re.compile(r"\b(?:the|an?)\b")
-_BLANKS: Final = re.compile(r"\s+")
-_DAY: Final = re.compile(r"(\d{1,2})(?:st|nd|rd|th)?")
-
-
-def words(text: str) -> Node:
-    """A text answer: a known phrase, a date, or its words."""
-    clean = _BLANKS.sub(" ", _CLEAN.sub(" ", text.casefold().replace("_", " "))).strip(" .:'-")
-    if clean in _PHRASES:
-        return _PHRASES[clean]
-    bare = _BLANKS.sub(" ", _ARTICLES.sub(" ", clean)).strip() or clean
-    if bare in _PHRASES:
-        return _PHRASES[bare]
-    return Text(_date(bare) or bare)
-
-
-def _date(text: str) -> str | None:
-    """``january 5 2020``, ``5th of january 2020`` to ``date 2020 1 5``; None when it is no date."""
-    parts = [part for part in text.replace(".", " ").split() if part not in {"of", "on"}]
-    if not 2 <= len(parts) <= 3 or sum(part in MONTHS for part in parts) != 1:
-        return None
-    month = next(MONTHS[part] for part in parts if part in MONTHS)
-    day, year = "", ""
-    for part in parts:
-        number = _DAY.fullmatch(part)
-        if part in MONTHS:
-            continue
-        if number and not day:
-            day = number[1].lstrip("0")
-        elif part.isdigit() and len(part) == 4:
-            year = part
-        else:
-            return None
-    return f"date {year or '-'} {month} {day or '-'}"
