@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final, Literal
 
 from math_verifier.compare.decision import Decision
@@ -34,6 +35,8 @@ class Outcome:
     seconds: float = 0.0
 
 
+REMEMBERED: Final = 300
+"""Longest normalised text, in characters, whose trees are remembered: a group of samples has one reference."""
 INLINE_LIMIT: Final = 2000
 """Longest answer, in characters, that is looked at outside a worker."""
 _PLAIN: Final = re.compile(r"[+-]?(?:\d{1,40}|\d{1,3}(?:,\d{3}){1,12})(?:\.\d{1,40})?")
@@ -86,7 +89,7 @@ def quick(gold: str, answer: str) -> Outcome | None:
     left, right = normalize(gold), normalize(answer)
     if not right:
         return Outcome("unparsable", answer, "string", "the answer is empty")
-    if left and squash(left) == squash(right):
+    if left == right or (left and squash(left) == squash(right)):
         return Outcome("correct", answer, "string")
     if _PLAIN.fullmatch(left) and _PLAIN.fullmatch(right):
         same = Fraction(left.replace(",", "")) == Fraction(right.replace(",", ""))
@@ -104,23 +107,42 @@ def check(gold: str, answer: str, policy: MathPolicy) -> Outcome:
     left, right = normalize(gold), normalize(answer)
     if not right:
         return Outcome("unparsable", answer, "string", "the answer is empty")
-    if left and squash(left) == squash(right):
+    if left == right or (left and squash(left) == squash(right)):
         return Outcome("correct", answer, "string")
     letters = _letters(left, right)
     if letters is not None:
         return Outcome("correct" if letters else "wrong", answer, "structural", "" if letters else "another choice")
     try:
-        golds = list(readings(left, policy))
+        golds = _trees(left, policy)
     except ParseError as error:
         return Outcome("error", answer, "string", f"the reference cannot be read: {error}")
     try:
-        answers = list(readings(right, policy))
+        answers = _trees(right, policy)
     except ParseError as error:
         return Outcome("unparsable", answer, "string", str(error))
     return _best(golds, answers, answer, policy)
 
 
-def _best(golds: list[Node], answers: list[Node], answer: str, policy: MathPolicy) -> Outcome:
+def _trees(text: str, policy: MathPolicy) -> Sequence[Node]:
+    """All :func:`readings`."""
+    found = _remembered(text, policy) if len(text) <= REMEMBERED else _read(text, policy)
+    if isinstance(found, str):
+        raise ParseError(found)
+    return found
+
+
+def _read(text: str, policy: MathPolicy) -> tuple[Node, ...] | str:
+    """All readings, or why there are none; an exception that is kept and raised again would grow."""
+    try:
+        return tuple(readings(text, policy))
+    except ParseError as error:
+        return str(error)
+
+
+_remembered = lru_cache(maxsize=1024)(_read)
+
+
+def _best(golds: Sequence[Node], answers: Sequence[Node], answer: str, policy: MathPolicy) -> Outcome:
     decisions: list[Decision] = []
     for gold in golds:
         for candidate in answers:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 from typing import Final
 
 from math_verifier.spellings import open_brace, respell, unquote
 
+REMEMBERED: Final = 300
+"""Longest text, in characters, whose spelling is remembered: references and common answers recur."""
 MAX_WRAPPERS: Final = 8
 """Braces around a whole answer that are taken off; the parser takes off the rest."""
 SUPERSCRIPTS: Final = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni", strict=True))
@@ -100,6 +103,7 @@ _ASIDE: Final = re.compile(r"(?<=[\d}\)])\s*\([A-Za-z][A-Za-z .]{2,40}\)$")
 _LETTERED: Final = re.compile(
     r"\\(?:text|mbox|textrm|textnormal|textbf)\s*\{(\s*(?:[-+]?[\d$][^{}]{0,80}|[A-Za-z](?:(?:\s*,\s*|\s+)(?:and\s+|or\s+)?[A-Za-z])+)\s*)\}"
 )
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
 _BOLD: Final = re.compile(r"^\s*(\*\*|__|`+)(.+)\1\s*$", re.S)
 _WS: Final = re.compile(r"\s+")
 _EUROPEAN: Final = re.compile(r"^([^\d]{0,4})(\d{1,3}(?:\.\d{3})+),(\d+)(?!\d)")
@@ -134,6 +138,17 @@ def _vulgar(found: re.Match[str]) -> str:
 
 def normalize(text: str) -> str:
     """One spelling of an answer, for the parser."""
+    if _NUMBER.fullmatch(text):
+        return text
+    return _remembered(text) if len(text) <= REMEMBERED else _normalized(text)
+
+
+@lru_cache(maxsize=2048)
+def _remembered(text: str) -> str:
+    return _normalized(text)
+
+
+def _normalized(text: str) -> str:
     text = unicode_to_tex(text.strip())
     bold = _BOLD.match(text)
     if bold:

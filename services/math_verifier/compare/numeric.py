@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import mpmath
@@ -64,7 +65,8 @@ class Evaluator:
         """
         match node:
             case Num():
-                return mp.mpf(node.value.numerator) / node.value.denominator
+                top, bottom = node.value.numerator, node.value.denominator
+                return mp.mpf(top) if bottom == 1 else mp.mpf(top) / bottom
             case Sym():
                 if node.name not in self.point:
                     raise Unsupported(node.name)
@@ -101,6 +103,9 @@ class Evaluator:
         raise Unsupported(name)
 
     def bounded(self, value: Any) -> Any:
+        parts = getattr(value, "_mpf_", None)
+        if parts is not None and parts[1] and abs(parts[2] + parts[3]) <= MAX_MAGNITUDE:
+            return value
         if not mp.isfinite(value):
             raise Undefined
         if value and abs(mp.mag(value)) > MAX_MAGNITUDE:
@@ -122,7 +127,7 @@ class Evaluator:
             if mp.re(exponent) < 0:
                 raise Undefined
             return mp.mpf(1) if not exponent else mp.mpf(0)
-        if exponent and base != 1:
+        if exponent and base != 1 and not (mp.mag(exponent) <= 20 and abs(mp.mag(base)) <= 1 << 20):
             size = mp.mag(exponent) + max(mp.mag(mp.log(abs(base))) if abs(base) != 1 else 0, 0)
             if size > 60:
                 raise Unbounded
@@ -312,7 +317,14 @@ def real_value(node: Node, digits: int = DIGITS) -> Any | None:
 
 
 def _negligible(part: Any, beside: Any, digits: int) -> bool:
-    return bool(abs(part) <= mp.mpf(10) ** (8 - digits) * max(abs(beside), mp.mpf(1)))
+    return not part or bool(abs(part) <= _ten(8 - digits, mp.prec) * max(abs(beside), mp.mpf(1)))
+
+
+@lru_cache(maxsize=256)
+def _ten(exponent: int, precision: int) -> Any:
+    """Power of ten at the current precision, which is ``precision``."""
+    del precision
+    return mp.mpf(10) ** exponent
 
 
 def same_at(
@@ -331,7 +343,7 @@ def same_at(
         )
         rough = abs(rough_a.value - rough_b.value)
         size = max(abs(rough_a.value), abs(rough_b.value))
-        if rough > mp.mpf(10) ** (-(low // 2)) * size and size > mp.mpf(10) ** (-low // 2):
+        if rough > _ten(-(low // 2), mp.prec) * size and size > _ten(-low // 2, mp.prec):
             return (None, real) if (rough_a.lossy or rough_b.lossy) and rough < size / 1000 else (False, real)
     fine_a, fine_b = evaluate(a, high, point), evaluate(b, high, point)
     if fine_a.value is None or fine_b.value is None:
@@ -339,15 +351,16 @@ def same_at(
     with mp.workdps(high):
         fine = abs(fine_a.value - fine_b.value)
         size = max(abs(fine_a.value), abs(fine_b.value))
-        if fine <= mp.mpf(10) ** (12 - high) * size or (
-            fine <= mp.mpf(10) ** (-(low + high) // 2) and size <= mp.mpf(10) ** (-(low + high) // 2 + 8)
+        if fine <= _ten(12 - high, mp.prec) * size or (
+            fine <= _ten(-(low + high) // 2, mp.prec) and size <= _ten(-(low + high) // 2 + 8, mp.prec)
         ):
             return (None, real) if fine_a.lossy or fine_b.lossy else (True, real)
-        if rough and fine < rough * mp.mpf(10) ** (-(high - low) // 2) and fine < mp.mpf(10) ** (-(low + high) // 2):
+        if rough and fine < rough * _ten(-(high - low) // 2, mp.prec) and fine < _ten(-(low + high) // 2, mp.prec):
             return (None, real) if fine_a.lossy or fine_b.lossy else (True, real)
         return False, real
 
 
+@lru_cache(maxsize=256)
 def points_for(names: frozenset[str], whole: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
     """Deterministic probe points: no simple relation between coordinates, some integer, some negative.
 

@@ -7,7 +7,7 @@ algebra system drops: how a number was written, brackets, units, bases, relation
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
@@ -22,8 +22,9 @@ class Node:
 
     def children(self) -> Iterator[Node]:
         """Direct sub-nodes, in order."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        name: str
+        for name in self.__match_args__:
+            value = getattr(self, name)
             if isinstance(value, Node):
                 yield value
             elif isinstance(value, tuple):
@@ -270,8 +271,9 @@ def map_children(node: Node, change: object) -> Node:
     """Rebuild ``node`` with ``change`` applied to each direct child."""
     assert callable(change)
     values = []
-    for field in fields(node):
-        value = getattr(node, field.name)
+    name: str
+    for name in node.__match_args__:
+        value = getattr(node, name)
         if isinstance(value, Node):
             value = change(value)
         elif isinstance(value, tuple):
