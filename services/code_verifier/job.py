@@ -34,17 +34,32 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class AssertTests:
-    """Python source of asserts, run by the judge; the names it does not define are the candidate's."""
+    """Python source of asserts, run by the judge; the names it does not define are the candidate's.
+
+    Attributes:
+        entry_point: the function that the program is to define, where it is known. Its name is the program's even if it
+            is a builtin's.
+        prelude: what the problem itself gives (HumanEval's prompt): imports and whole functions other than
+            ``entry_point`` are the judge's own, so that a program cannot redefine a helper that the tests use.
+    """
 
     source: str
+    entry_point: str | None = None
+    prelude: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTests:
-    """Calls of ``entry_point`` with their expected values, which only the judge sees."""
+    """Calls of ``entry_point`` with their expected values, which only the judge sees.
+
+    Attributes:
+        entry_point: a function, or ``Class.method`` (an instance is made for each call).
+        tolerance: by how much numbers may differ, absolutely or relatively.
+    """
 
     entry_point: str
     cases: tuple[Case, ...]
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

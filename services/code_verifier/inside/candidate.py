@@ -1,0 +1,372 @@
+"""The child that holds the program's functions: loads the source, then does what the judge asks.
+
+Everything here runs in one process with the program, which may patch, read or break all of it. So nothing here is
+trusted: a program that does so changes only what it says, and what it says is only data to the judge. The comparison of
+``builtins`` is a courtesy (a clear reason), not a defence.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import linecache
+import operator
+import random
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import frames, values
+from .peer import Peer
+from .values import Decoder, Encoder, Json, Malformed
+
+if TYPE_CHECKING:
+    import asyncio
+
+NAME = "candidate"
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    name: getattr(operator, name)
+    for name in (
+        *("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
+        *("matmul", "and_", "or_", "xor", "lshift", "rshift"),
+        *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor"),
+        *("neg", "pos", "invert", "abs"),
+    )
+}
+_kind_of: dict[type, str] = {
+    types.FunctionType: "function",
+    types.BuiltinFunctionType: "function",
+    types.MethodType: "function",
+    types.CoroutineType: "coroutine",
+}
+
+
+class Tampered(Exception):
+    """The program replaced a builtin."""
+
+
+class Missing(Exception):
+    """The program does not define a name."""
+
+
+class Given:
+    """Something of the tests, passed as an argument: calling it runs the tests' code, where it is."""
+
+    __slots__ = ("_peer", "_ref")
+
+    def __init__(self, peer: CandidatePeer, ref: int) -> None:
+        self._peer = peer
+        self._ref = ref
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        return self._peer.ask("call", self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._peer.ask("get", self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in Given.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            self._peer.ask("set", self, name, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(GivenIterator(self._peer, self._peer.ask("iter", self)))
+
+    def __next__(self) -> Any:
+        row = self._peer.ask("next", self)
+        if not row:
+            raise StopIteration
+        return row[0]
+
+    def __len__(self) -> int:
+        return int(self._peer.ask("len", self))
+
+    def __bool__(self) -> bool:
+        return bool(self._peer.ask("bool", self))
+
+    def __getitem__(self, key: object) -> Any:
+        return self._peer.ask("item", self, key)
+
+    def __str__(self) -> str:
+        return str(self._peer.ask("str", self))
+
+    def __repr__(self) -> str:
+        return str(self._peer.ask("repr", self))
+
+
+class GivenIterator:
+    """An iterator of the tests."""
+
+    def __init__(self, peer: CandidatePeer, given: Any) -> None:
+        self._peer = peer
+        self._given = given
+
+    def __iter__(self) -> GivenIterator:
+        return self
+
+    def __next__(self) -> Any:
+        row = self._peer.ask("next", self._given)
+        if not row:
+            raise StopIteration
+        return row[0]
+
+
+class CandidatePeer(Peer):
+    """The program's side.
+
+    Args:
+        space: the program's module.
+    """
+
+    def __init__(self, channel: frames.Channel, space: types.ModuleType) -> None:
+        super().__init__(channel)
+        self._space = space
+        self._active = 0
+        self._given: dict[int, Given] = {}
+        self._check = builtins_check()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def ask(self, operation: str, *operands: object) -> Any:
+        """A callback, allowed while the judge waits for an answer."""
+        if not self._active:
+            raise RuntimeError("the tests' function was called after the call had ended")
+        return self.request(operation, *operands)
+
+    def answer(self, payload: bytes) -> None:
+        self._active += 1
+        super().answer(payload)
+
+    def hand_over(self, data: bytes) -> None:
+        with self._turn:
+            self._active -= 1
+            super().hand_over(data)
+
+    def export(self, value: object) -> Json:
+        if type(value) is Given:
+            return ["w", value._ref]
+        if type(value) is GivenIterator:
+            return self.export(value._given)
+        kind = type(value)
+        if kind is types.ModuleType and value is sys.modules.get(value.__name__):
+            return ["p", value.__name__]
+        if issubclass(kind, type):
+            if issubclass(value, BaseException):  # type: ignore[arg-type]
+                return ["x", self.exception_class(value)]  # type: ignore[arg-type]
+            return ["o", self.number(value), "class"]
+        return ["o", self.number(value), _kind_of.get(kind, "object")]
+
+    def exception_class(self, kind: type[BaseException]) -> Json:
+        """A builtin's name, or number, name and bases."""
+        if vars(builtins).get(kind.__name__) is kind:
+            return kind.__name__
+        bases = [self.exception_class(base) for base in kind.__bases__ if issubclass(base, BaseException)]
+        return [self.number(kind), str(kind.__name__), bases]
+
+    def resolve(self, value: list[Any]) -> object:
+        tag = value[0]
+        if tag == "w":
+            return self.owned(value[1])
+        if tag == "o":
+            return self._given.setdefault(value[1], Given(self, value[1]))
+        if tag == "v":
+            return getattr(builtins, value[1])
+        if tag == "j":
+            found: Any = sys.modules.get(value[1]) or __import__(value[1], fromlist=["*"])
+            for name in value[2].split("."):
+                found = getattr(found, name)
+            return found
+        raise Malformed(f"tag {tag!r}")
+
+    def describe(self, encoder: Encoder, error: BaseException) -> Json:
+        try:
+            text = str(error)
+        except Exception as second:  # noqa: BLE001 - a liar's __str__ may do anything
+            text = f"(no text: {type(second).__name__})"
+        try:
+            args: Json = encoder.encode(error.args)
+        except values.Uncarried:
+            args = encoder.encode((text[:1000],))
+        where = ""
+        frame = traceback.extract_tb(error.__traceback__)
+        for entry in reversed(frame):
+            if entry.filename == f"{NAME}.py":
+                where = f"line {entry.lineno}, in {entry.name}"
+                break
+        return [self.exception_class(type(error)), self.number(error), encoder.encode(text[:20_000]), args, where]
+
+    def restore(self, decoder: Decoder, described: Json) -> BaseException:
+        if described[0] is None:
+            own: BaseException = self.owned(described[1])
+            return own
+        kind = getattr(builtins, str(described[0]), RuntimeError)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            kind = RuntimeError
+        error: BaseException = kind(described[1])
+        return error
+
+    def perform(self, operation: str, operands: tuple[Any, ...]) -> object:
+        result = self._do(operation, operands)
+        self._check()
+        return result
+
+    def _do(self, operation: str, operands: tuple[Any, ...]) -> object:
+        match operation, operands:
+            case "call", (target, args, kwargs):
+                return target(*args, **kwargs)
+            case "name", (name,):
+                try:
+                    return vars(self._space)[name]
+                except KeyError:
+                    raise Missing(name) from None
+            case "get", (target, name):
+                return getattr(target, name)
+            case "set", (target, name, value):
+                return setattr(target, name, value)
+            case "del", (target, name):
+                return delattr(target, name)
+            case "item", (target, key):
+                return target[key]
+            case "setitem", (target, key, value):
+                return operator.setitem(target, key, value)
+            case "delitem", (target, key):
+                return operator.delitem(target, key)
+            case "iter", (target,):
+                return iter(target)
+            case "next", (target,):
+                try:
+                    return (next(target),)
+                except StopIteration:
+                    return ()
+            case "isinstance", (value, kind):
+                return isinstance(value, kind)
+            case "issubclass", (value, kind):
+                return issubclass(value, kind)
+            case "await", (target,):
+                return self._await(target)
+            case "enter", (target,):
+                return type(target).__enter__(target)
+            case "exit", (target,):
+                return type(target).__exit__(target, None, None, None) and None
+            case "operator", (name, *rest):
+                return _OPERATORS[name](*rest)
+            case _, (target,):
+                return _UNARY[operation](target)
+        raise Malformed(f"operation {operation!r}")
+
+    def _await(self, target: Any) -> object:
+        import asyncio  # late: slow to import, seldom needed
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+
+        async def wait() -> object:
+            return await target
+
+        return self._loop.run_until_complete(wait())
+
+    def serve(self) -> NoReturn:
+        """Answer until killed."""
+        while True:
+            kind, payload = self._channel.receive()
+            if kind == frames.ASK:
+                self.answer(payload)
+            elif kind == frames.GO:
+                bring_imports(self._space, values.loads(payload))
+
+
+_UNARY: dict[str, Callable[[Any], object]] = {
+    "len": len,
+    "bool": bool,
+    "str": str,
+    "repr": repr,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+}
+
+
+def builtins_check() -> Callable[[], None]:
+    """A function that raises :class:`Tampered` once a builtin is not what it is now."""
+    now = vars(builtins)
+    held = dict(now)
+    held.pop("_", None)
+
+    def check() -> None:
+        for name, value in held.items():
+            if now.get(name, check) is not value:
+                raise Tampered(f"builtins.{name} was replaced")
+
+    return check
+
+
+def bring_imports(space: types.ModuleType, imports: list[list[str | None]]) -> None:
+    """The tests' imports, for a program that relies on them; its own names stay."""
+    for module, name, alias in imports:
+        scratch: dict[str, object] = {}
+        source = f"import {module}" if name is None else f"from {module} import {name}"
+        if alias:
+            source += f" as {alias}"
+        try:
+            exec(source, scratch)  # noqa: S102
+        except Exception:  # noqa: BLE001, S112 - the judge says so if it matters
+            continue
+        scratch.pop("__builtins__", None)
+        for key, value in scratch.items():
+            vars(space).setdefault(key, value)
+
+
+def compiled(source: str, filename: str) -> types.CodeType:
+    """The program's code; raises :class:`SyntaxError` for whatever the compiler says against it."""
+    try:
+        return compile(source, filename, "exec", dont_inherit=True)
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+        raise SyntaxError(f"{type(error).__name__}: {error}") from None
+
+
+def failure(error: BaseException) -> tuple[str, str]:
+    """Status and reason of a program that raised."""
+    if isinstance(error, MemoryError):
+        return "memory_limit", "MemoryError"
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return "runtime_error", text[-2000:]
+
+
+def main(channel: frames.Channel) -> NoReturn:
+    """The child's life: read what to load, load it, serve."""
+    _, payload = channel.receive()
+    body = values.loads(payload)
+    source = body["source"]
+    filename = f"{NAME}.py"
+    try:
+        code = compiled(source, filename)
+    except SyntaxError as error:
+        report(channel, "syntax_error", "".join(traceback.format_exception_only(error)).strip()[-2000:])
+    space = types.ModuleType(NAME)
+    space.__file__ = filename
+    vars(space)["__builtins__"] = builtins
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    sys.modules[NAME] = sys.modules["__main__"] = space
+    random.seed(0)
+    peer = CandidatePeer(channel, space)
+    try:
+        exec(code, vars(space))  # noqa: S102
+        peer._check()
+    except BaseException as error:  # noqa: BLE001 - a program may raise anything
+        traceback.print_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
+        status, reason = failure(error)
+        if isinstance(error, SystemExit):
+            reason = f"the program ended itself while it was loaded: SystemExit: {error.code}"
+        report(channel, status, reason)
+    channel.send(frames.READY)
+    peer.serve()
+
+
+def report(channel: frames.Channel, status: str, reason: str) -> NoReturn:
+    """Say why there is nothing to call, and wait for the end."""
+    channel.send(frames.FAILED, values.dumps([status, reason]))
+    while True:
+        channel.receive()

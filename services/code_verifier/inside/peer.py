@@ -1,0 +1,163 @@
+"""Calls between the judge's child and the candidate's child, either way, nested.
+
+A request is a tuple ``(operation, *operands)``; an answer is a value or an exception, with the new contents of the
+operands' containers that changed (call by copy and restore: what the callee did to a list is seen by the caller, and
+an operand that comes back is the caller's own object).
+
+What is not plain stays where it is: its owner gives it a number, the other side a stand-in. The two sides differ in what
+they allow (:meth:`Peer.perform`) and in their stand-ins: :mod:`.candidate`, :mod:`.remote`.
+
+Turns: one side at a time may speak, the judge first. A request or an answer gives the turn away. The host holds both
+sides to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from . import frames, values
+from .values import Decoder, Encoder, Json, Malformed
+
+NESTING = 40
+
+
+class ProtocolError(Exception):
+    """The other side said what it must not."""
+
+
+class Peer:
+    """One side.
+
+    Args:
+        channel: to the other side, by way of the host.
+    """
+
+    def __init__(self, channel: frames.Channel) -> None:
+        self._channel = channel
+        self._turn = threading.RLock()
+        self._owned: list[object] = []
+        self._numbers: dict[int, int] = {}
+        self._nested = 0
+
+    def number(self, value: object) -> int:
+        """The number of an object of this side; it stays alive with it."""
+        found = self._numbers.get(id(value))
+        if found is None:
+            found = self._numbers[id(value)] = len(self._owned)
+            self._owned.append(value)
+        return found
+
+    def owned(self, number: Json) -> Any:
+        """The object of a number; raises :class:`Malformed`."""
+        if type(number) is not int or not 0 <= number < len(self._owned):
+            raise Malformed("no such object")
+        return self._owned[number]
+
+    def export(self, value: object) -> Json:
+        """The JSON of what is not plain."""
+        raise NotImplementedError
+
+    def resolve(self, value: list[Any]) -> object:
+        """What such JSON of the other side stands for; raises :class:`Malformed`."""
+        raise NotImplementedError
+
+    def perform(self, operation: str, operands: tuple[Any, ...]) -> object:
+        """Do what the other side asks."""
+        raise NotImplementedError
+
+    def describe(self, encoder: Encoder, error: BaseException) -> Json:
+        """The JSON of an exception that goes to the other side."""
+        raise NotImplementedError
+
+    def restore(self, decoder: Decoder, described: Json) -> BaseException:
+        """The exception to raise for what the other side described; raises :class:`Malformed`."""
+        raise NotImplementedError
+
+    def request(self, operation: str, *operands: object) -> Any:
+        """Have the other side do something: its value, or its exception raised."""
+        with self._turn:
+            encoder = Encoder(self.export)
+            data = values.dumps(encoder.encode((operation, *operands)))
+            if self._nested >= NESTING:
+                raise RecursionError(f"calls between the tests and the program are nested more than {NESTING} deep")
+            self._nested += 1
+            try:
+                self._channel.send(frames.ASK, data)
+                while True:
+                    kind, payload = self._channel.receive()
+                    if kind == frames.ANSWER:
+                        return self._accept(payload, encoder.containers)
+                    if kind != frames.ASK:
+                        raise ProtocolError(f"a message of kind {kind} in place of an answer")
+                    self.answer(payload)
+            finally:
+                self._nested -= 1
+
+    def _accept(self, payload: bytes, containers: list[object]) -> Any:
+        message = values.loads(payload)
+        if type(message) is not list or len(message) != 3 or type(message[2]) is not list:
+            raise Malformed("an answer")
+        decoder = Decoder(self.resolve, containers)
+        result = decoder.decode(message[1]) if message[0] == "ok" else self.restore(decoder, message[1])
+        for change in message[2]:
+            if type(change) is not list or len(change) != 2:
+                raise Malformed("a change")
+            if type(change[0]) is not int or change[0] >= len(containers):
+                raise Malformed("a change of what was not sent")
+            decoder.change(change[0], change[1])
+        if message[0] == "ok":
+            return result
+        raise result
+
+    def answer(self, payload: bytes) -> None:
+        """Do what a request asks, and send what came of it."""
+        decoder = Decoder(self.resolve)
+        request = decoder.decode(values.loads(payload))
+        if type(request) is not tuple or not request or type(request[0]) is not str:
+            raise Malformed("a request")
+        known = decoder.containers
+        before = [(n, c, values.holding(c)) for n, c in enumerate(known) if values.is_mutable(c)]
+
+        def build(outcome: Callable[[Encoder], list[Json]]) -> bytes:
+            encoder = Encoder(self.export, known)
+            message = outcome(encoder)
+            changed = [[n, encoder.change(c)] for n, c, held in before if not values.same_contents(held, c)]
+            return values.dumps([*message, changed])
+
+        def failed(error: BaseException) -> Callable[[Encoder], list[Json]]:
+            return lambda encoder: ["err", self.describe(encoder, error)]
+
+        try:
+            value = self.perform(request[0], request[1:])
+            data = build(lambda encoder: ["ok", encoder.encode(value)])
+            if len(data) > frames.MESSAGE_LIMIT:
+                raise values.Uncarried(f"a value of {len(data)} bytes, more than {frames.MESSAGE_LIMIT}")
+        except BaseException as error:  # noqa: BLE001 - whatever the called code raises is the caller's
+            data = self._failure(build, failed, error)
+        self.hand_over(data)
+
+    def _failure(
+        self,
+        build: Callable[[Callable[[Encoder], list[Json]]], bytes],
+        failed: Callable[[BaseException], Callable[[Encoder], list[Json]]],
+        error: BaseException,
+    ) -> bytes:
+        try:
+            data = build(failed(error))
+            if len(data) <= frames.MESSAGE_LIMIT:
+                return data
+            note: BaseException = values.Uncarried("an exception that is too large to carry")
+        except (values.Uncarried, RecursionError, MemoryError) as second:
+            note = second
+        encoder = Encoder(self.export)
+        return values.dumps(["err", self.describe(encoder, type(error)(str(note)) if _plain(error) else note), []])
+
+    def hand_over(self, data: bytes) -> None:
+        """Send an answer."""
+        self._channel.send(frames.ANSWER, data)
+
+
+def _plain(error: BaseException) -> bool:
+    return type(error) in {MemoryError, RecursionError}
