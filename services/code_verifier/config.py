@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from code_verifier.job import Limits
 from gristmill.config import Section
 
 
@@ -47,3 +48,15 @@ class CodeConfig(Section):
     """Reward of a program that fails, whatever the status."""
     no_code_reward: float | None = 0.0
     """Reward of a completion without a program; null leaves such samples out of training."""
+
+
+def limits_from(config: CodeConfig) -> Limits:
+    """The limits of a program that the configuration sets; the rest are fixed."""
+    return Limits(
+        time_s=config.time_limit_s,
+        job_s=config.job_limit_s,
+        memory_bytes=config.memory_limit_mb << 20,
+        output_bytes=config.output_limit_mb << 20,
+        kept_bytes=config.kept_output_kb << 10,
+        processes=config.processes,
+    )

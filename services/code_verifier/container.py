@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,7 @@ Role: TypeAlias = Literal["candidate", "judge"]
 SANDBOX_LABEL = "gristmill.sandbox"
 OWNER_LABEL = "gristmill.sandbox.owner"
 ROLE_LABEL = "gristmill.sandbox.role"
+POOL_LABEL = "gristmill.sandbox.pool"
 
 FIRST_UID = 10001
 UIDS = 2000
@@ -48,12 +50,16 @@ class Plan:
         owner: whose they are, see :func:`owner_label`.
         limits: what a program may use.
         runtime: container runtime, None for the engine's default.
+        pool: name of the pool, by which its containers can be found.
+        alter: last hand on the engine's create call; for tests that take a limit away.
     """
 
     image: str
     owner: str
     limits: Limits
     runtime: str | None = None
+    pool: str = ""
+    alter: Callable[[Role, dict[str, Any]], dict[str, Any]] = lambda _role, config: config
 
 
 @cache
@@ -149,7 +155,6 @@ def container_config(plan: Plan, role: Role, serial: int) -> dict[str, Any]:
         "User": f"{uid}:{uid}",
         "Hostname": "sandbox",
         "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", f"HOME={WRITABLE}", "LANG=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1"],
-        "Cmd": [role],
         "WorkingDir": WRITABLE,
         "NetworkDisabled": True,
         "AttachStdin": True,
@@ -162,7 +167,7 @@ def container_config(plan: Plan, role: Role, serial: int) -> dict[str, Any]:
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
         "Healthcheck": {"Test": ["NONE"]},
-        "Labels": {SANDBOX_LABEL: "1", OWNER_LABEL: plan.owner, ROLE_LABEL: role},
+        "Labels": {SANDBOX_LABEL: "1", OWNER_LABEL: plan.owner, ROLE_LABEL: role, POOL_LABEL: plan.pool},
         "HostConfig": host,
     }
 
@@ -201,16 +206,21 @@ class Container:
             self.remove(engine)
             raise InfrastructureError(f"the {role} container does not start: {error.explanation or error}") from error
         except EngineAway:
-            self.close()
+            with contextlib.suppress(EngineAway):
+                self.remove(engine)
             raise
+
+    def hang_up(self) -> None:
+        """End the connection without closing it: whoever reads it reads its end."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection: the container's first process reads the end of its input and ends."""
         stream, self._stream = self._stream, None
         if stream is None:
             return
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
         response = getattr(stream, "_response", None)
         for thing in (response, stream):
             with contextlib.suppress(AttributeError, OSError, ValueError):

@@ -1,0 +1,184 @@
+"""Proof, from inside, that a sandbox holds what it promises.
+
+The probe (:mod:`code_verifier.probe`) goes the way of any program: once as a candidate's, once as tests that the judge
+runs. What it saw is judged here. A verifier whose engine leaves out a single limit must not serve: an option that the
+engine or the kernel does not know may be dropped without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from code_verifier.config import CodeConfig, limits_from
+from code_verifier.container import Plan, Role, owner_label
+from code_verifier.engine import connect
+from code_verifier.image import check_image
+from code_verifier.job import AssertTests, Case, Job, Limits, Outcome, StdioTests
+from code_verifier.link import SandboxBroken
+from code_verifier.sandbox import Sandbox, check_runtime
+from code_verifier.selftest_checks import CHECKS, Facts
+from gristmill.errors import ConfigError, InfrastructureError
+
+ROLES: tuple[Role, Role] = ("candidate", "judge")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One limit.
+
+    Attributes:
+        name: what it is called.
+        holds: whether it holds in both containers.
+        found: by role, what was seen.
+    """
+
+    name: str
+    holds: bool
+    found: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All limits."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the limits that do not hold."""
+        return [check.name for check in self.checks if not check.holds]
+
+
+def _probe_source() -> str:
+    return Path(__file__).with_name("probe.py").read_text(encoding="utf-8")
+
+
+def expressions(limits: Limits) -> dict[str, str]:
+    """What the probe is asked, by name. Each is a program of its own, for some bring themselves down."""
+    each = int(limits.memory_bytes * 0.6)
+    return {
+        "look": "look()",
+        "fill": f"try_fill('/tmp', {limits.tmpfs_bytes + (32 << 20)})",
+        "large": f"try_large_file('/tmp', {limits.file_bytes})",
+        "files": f"try_open_files({limits.open_files + 64})",
+        "forks": f"try_processes({limits.processes + 64})",
+        "memory": f"try_memory({each}, 4)",
+        "cores": "try_cores(0.4)",
+    }
+
+
+def _ask(sandbox: Sandbox, role: Role, expression: str) -> tuple[Any, Outcome]:
+    """The value of an expression over the probe in a container; None where none came back."""
+    said = f"import json\nprint(json.dumps({expression}))\n"
+    if role == "candidate":
+        job = Job(f"{_probe_source()}\n{said}", StdioTests((Case("", ""),), "exact"))
+    else:
+        # The judge says nothing to anybody but a verdict; what it found leaves by a candidate that prints it.
+        tests = f"{_probe_source()}\nimport json\nassert tell(json.dumps({expression})) == 1\n"
+        job = Job("def tell(text):\n    print(text)\n    return 1\n", AssertTests(tests))
+    outcome = sandbox.run(job)
+    try:
+        return json.loads(outcome.stdout), outcome
+    except ValueError:
+        return None, outcome
+
+
+def _facts(sandbox: Sandbox, role: Role, limits: Limits) -> Facts:
+    answers, told = {}, {}
+    for name, expression in expressions(limits).items():
+        try:
+            answers[name], outcome = _ask(sandbox, role, expression)
+            told[name] = f"{outcome.status}: {outcome.reason} {outcome.stderr[-300:]}".strip()
+        except SandboxBroken as broken:
+            answers[name], told[name] = None, f"broke the sandbox: {broken}"
+    if answers["look"] is None:
+        raise InfrastructureError(f"the self-test's probe does not run in the {role} container: {told['look']}")
+    return Facts(answers["look"], answers, told, role, limits)
+
+
+def _statuses(sandbox: Sandbox, limits: Limits) -> dict[str, str]:
+    """What programs that take too much end as."""
+    size = limits.output_bytes + (1 << 20)
+    programs = {
+        "endless loop": ("while True: pass", 0.5),
+        "output flood": (f"print('x' * {size})", None),
+        "memory hog": (
+            f"x = bytearray({int(limits.memory_bytes * 1.5)})\nfor i in range(0, len(x), 4096): x[i] = 1",
+            None,
+        ),
+    }
+    found: dict[str, str] = {}
+    for name, (source, time_s) in programs.items():
+        try:
+            found[name] = sandbox.run(Job(source, StdioTests((Case("", ""),)), time_s=time_s)).status
+        except SandboxBroken as broken:
+            found[name] = f"broke the sandbox: {broken}"
+    return found
+
+
+EXPECTED_STATUS = {"endless loop": "time_limit", "output flood": "output_limit", "memory hog": "memory_limit"}
+
+
+def _as_is(_role: Role, config: dict[str, Any]) -> dict[str, Any]:
+    return config
+
+
+def self_test(config: CodeConfig, *, alter: Callable[[Role, dict[str, Any]], dict[str, Any]] = _as_is) -> Report:
+    """Start a sandbox as the pool would and look at it from inside.
+
+    Args:
+        config: as the service has it.
+        alter: changes the engine's create call; for tests that take a limit away.
+
+    Raises:
+        ConfigError: no engine, image or runtime.
+        InfrastructureError: the sandbox does not start, or the probe does not run.
+    """
+    limits = replace(limits_from(config), kept_bytes=256 << 10)
+    with connect(config.docker_host) as engine:
+        check_runtime(engine, config.runtime)
+        plan = Plan(check_image(engine, config.image), owner_label(), limits, config.runtime, alter=alter)
+        sandbox = Sandbox(engine, plan, serial=0)
+        try:
+            facts = {role: _facts(sandbox, role, limits) for role in ROLES}
+            statuses = _statuses(sandbox, limits)
+        except SandboxBroken as broken:
+            raise InfrastructureError(f"the self-test's sandbox broke: {broken}") from broken
+        finally:
+            sandbox.remove(engine)
+    checks = []
+    for name, check in CHECKS.items():
+        results = {role: check(facts[role]) for role in ROLES}
+        holds = all(result[0] for result in results.values())
+        checks.append(Check(name, holds, {role: result[1] for role, result in results.items()}))
+    for name, status in statuses.items():
+        checks.append(Check(name, status == EXPECTED_STATUS[name], {"candidate": status, "judge": ""}))
+    return Report(tuple(checks))
+
+
+def require(config: CodeConfig) -> Report:
+    """:func:`self_test`, for a service that is about to start.
+
+    Raises:
+        ConfigError: a limit is missing; the message names each with what was seen.
+    """
+    report = self_test(config)
+    if not report.passed:
+        lacking = "; ".join(
+            f"{check.name} ({check.found['candidate']} / {check.found['judge']})"
+            for check in report.checks
+            if not check.holds
+        )
+        raise ConfigError(
+            f"the sandbox does not hold: {lacking}. Nothing is run in it; 'gristmill sandbox selftest' shows the rest, "
+            "docs/code-sandbox.md says what each limit needs"
+        )
+    return report

@@ -1,0 +1,97 @@
+"""The engine restarts, or is killed, while programs run: they are run again, and no verdict is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import docker
+import pytest
+
+from code_verifier.config import CodeConfig
+from code_verifier.engine import EngineAway, connect
+from code_verifier.gc import collect
+from code_verifier.job import AssertTests, Job
+from code_verifier.pool import SandboxPool
+from gristmill.errors import InfrastructureError
+from support.docker import PrivateDaemon
+
+pytestmark = pytest.mark.docker
+
+GOOD = Job("def add(a, b):\n    return a + b\n", AssertTests("assert add(2, 3) == 5\n"))
+BAD = Job("def add(a, b):\n    return a - b\n", AssertTests("assert add(2, 3) == 5\n"))
+SLOW = Job(
+    "import time\ndef add(a, b):\n    time.sleep(0.3)\n    return a + b\n", AssertTests("assert add(2, 3) == 5\n")
+)
+
+
+@pytest.fixture
+def config(code_config: CodeConfig, private_daemon: PrivateDaemon) -> CodeConfig:
+    if not private_daemon.answers():
+        private_daemon.start()
+    return code_config.model_copy(update={"docker_host": private_daemon.address})
+
+
+def containers(daemon: PrivateDaemon) -> int:
+    with contextlib.closing(docker.DockerClient(daemon.address, version="1.41", timeout=30)) as client:
+        return len(client.api.containers(all=True))
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_restart_under_load(config: CodeConfig, private_daemon: PrivateDaemon, how: str) -> None:
+    """As the line does: a job that the engine could not run is given again, until it is run."""
+    given_back = threading.Event()
+    stop = threading.Event()
+
+    def ask(job: Job) -> list[str]:
+        statuses = []
+        while not stop.is_set():
+            try:
+                statuses.append(pool.run(job).status)
+            except InfrastructureError:
+                given_back.set()
+                time.sleep(0.1)
+        return statuses
+
+    with SandboxPool(config) as pool:
+        before = set(pool.containers)
+        with ThreadPoolExecutor(3) as threads:
+            asked = [threads.submit(ask, job) for job in (GOOD, BAD, SLOW)]
+            time.sleep(1.0)
+            end: Callable[[], None] = getattr(private_daemon, how)
+            end()
+            assert given_back.wait(20), "nobody noticed"
+            time.sleep(1.0)
+            runs = pool.counts.runs
+            private_daemon.start()
+            deadline = time.monotonic() + 60
+            while pool.counts.runs < runs + 20:
+                assert time.monotonic() < deadline, "the pool does not come back"
+                time.sleep(0.1)
+            stop.set()
+            good, bad, slow = (set(future.result()) for future in asked)
+        assert (good, bad, slow) == ({"passed"}, {"wrong_answer"}, {"passed"})
+        assert pool.broken() is None
+        assert not set(pool.containers) & before
+        assert pool.counts.engine_errors > 0
+    assert containers(private_daemon) == 0
+
+
+def test_closing_while_the_engine_is_away(config: CodeConfig, private_daemon: PrivateDaemon) -> None:
+    with SandboxPool(config) as pool:
+        assert pool.run(GOOD).status == "passed"
+        private_daemon.kill()
+        with pytest.raises(EngineAway):
+            pool.run(GOOD)
+        started = time.monotonic()
+    assert time.monotonic() - started < 30
+    private_daemon.start()
+    deadline = time.monotonic() + 30
+    while containers(private_daemon):
+        assert time.monotonic() < deadline, "the engine keeps containers of a pool that is gone"
+        time.sleep(0.1)
+    with connect(private_daemon.address) as engine:
+        assert collect(engine) == []

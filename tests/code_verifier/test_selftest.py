@@ -1,0 +1,131 @@
+"""The self-test: every limit holds, and each one taken away is missed by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from code_verifier import selftest
+from code_verifier.config import CodeConfig
+from code_verifier.container import Role
+from code_verifier.selftest import Report, self_test
+from gristmill.errors import ConfigError, GristmillError
+from support.docker import PrivateDaemon
+
+pytestmark = pytest.mark.docker
+
+Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def config(sandbox_image: str) -> CodeConfig:
+    return CodeConfig(workers=1, image=sandbox_image, memory_limit_mb=128, output_limit_mb=1)
+
+
+def _describe(report: Report) -> str:
+    return "\n".join(f"{check.name}: {dict(check.found)}" for check in report.checks if not check.holds)
+
+
+def test_every_limit_holds(config: CodeConfig) -> None:
+    report = self_test(config)
+    assert report.passed, _describe(report)
+    assert len(report.checks) >= 30
+
+
+def _host(**values: Any) -> Change:
+    return lambda body: body["HostConfig"].update(values)
+
+
+def _without_seccomp(body: dict[str, Any]) -> None:
+    body["HostConfig"]["SecurityOpt"] = ["no-new-privileges:true", "seccomp=unconfined"]
+
+
+def _without_no_new_privileges(body: dict[str, Any]) -> None:
+    body["HostConfig"]["SecurityOpt"] = body["HostConfig"]["SecurityOpt"][1:]
+
+
+def _tmpfs(change: Callable[[str], str]) -> Change:
+    def apply(body: dict[str, Any]) -> None:
+        mounts = body["HostConfig"]["Tmpfs"]
+        body["HostConfig"]["Tmpfs"] = {name: change(options) for name, options in mounts.items()}
+
+    return apply
+
+
+def _host_network(body: dict[str, Any]) -> None:
+    body["NetworkDisabled"] = False
+    body["HostConfig"]["NetworkMode"] = "host"
+    del body["Hostname"]
+
+
+SOCKET = "/var/run/docker.sock:/var/run/docker.sock:ro"
+TAKEN_AWAY: dict[str, tuple[Change, set[str]]] = {
+    "network": (_host_network, {"network"}),
+    "read-only root": (_host(ReadonlyRootfs=False), {"read-only root"}),
+    "user": (lambda body: body.update(User="0:0"), {"user"}),
+    "capabilities": (_host(CapDrop=[]), {"capabilities"}),
+    "no new privileges": (_without_no_new_privileges, {"no new privileges"}),
+    "seccomp": (_without_seccomp, {"seccomp", "ptrace", "namespaces", "system calls"}),
+    "memory": (_host(Memory=0, MemorySwap=0), {"memory"}),
+    "swap": (_host(MemorySwap=-1), {"swap"}),
+    "processes": (_host(PidsLimit=0), {"processes"}),
+    "cores": (_host(NanoCpus=0), {"cores"}),
+    "temporary space": (_tmpfs(lambda options: options.replace("size=", "size=1")), {"temporary space"}),
+    "temporary files": (_tmpfs(lambda options: options.replace("nr_inodes=", "nr_inodes=9")), {"temporary files"}),
+    "temporary programs": (_tmpfs(lambda options: options.replace("noexec", "exec")), {"temporary programs"}),
+    "host mounts": (_host(Binds=["/etc:/mnt:ro"]), {"host mounts"}),
+    "docker socket": (_host(Binds=[SOCKET]), {"docker socket", "host mounts"}),
+    "devices": (
+        _host(Devices=[{"PathOnHost": "/dev/null", "PathInContainer": "/dev/kmsg", "CgroupPermissions": "r"}]),
+        {"devices"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN_AWAY)
+@pytest.mark.parametrize("role", ["judge"])
+def test_a_limit_taken_away_is_missed(config: CodeConfig, name: str, role: Role) -> None:
+    change, expected = TAKEN_AWAY[name]
+
+    def alter(which: Role, body: dict[str, Any]) -> dict[str, Any]:
+        if which == role:
+            change(body)
+        return body
+
+    report = self_test(config, alter=alter)
+    assert expected <= set(report.missing), _describe(report)
+
+
+def test_a_candidate_without_a_limit_is_missed_too(config: CodeConfig) -> None:
+    def alter(which: Role, body: dict[str, Any]) -> dict[str, Any]:
+        if which == "candidate":
+            _host(CapDrop=[], ReadonlyRootfs=False)(body)
+        return body
+
+    assert {"capabilities", "read-only root"} <= set(self_test(config, alter=alter).missing)
+
+
+def test_a_warden_that_is_not_process_1_does_not_start(config: CodeConfig) -> None:
+    def alter(which: Role, body: dict[str, Any]) -> dict[str, Any]:
+        body["HostConfig"]["PidMode"] = "host"
+        return body
+
+    with pytest.raises(GristmillError):
+        self_test(config, alter=alter)
+
+
+def test_the_service_refuses_to_start(config: CodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def weakened(config: CodeConfig) -> Report:
+        return self_test(config, alter=lambda _role, body: body["HostConfig"].update(CapDrop=[]) or body)
+
+    monkeypatch.setattr(selftest, "self_test", weakened)
+    with pytest.raises(ConfigError, match=r"does not hold: capabilities .*CapBnd"):
+        selftest.require(config)
+
+
+def test_limits_hold_under_gvisor(config: CodeConfig, private_daemon: PrivateDaemon) -> None:
+    """With two differences that are gVisor's: its process 1 is not beyond signals, and it shows no control groups."""
+    report = self_test(config.model_copy(update={"docker_host": private_daemon.address, "runtime": "runsc"}))
+    assert set(report.missing) <= {"first process"}, _describe(report)
