@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from math_verifier.check import Kind, Outcome, Status, find_answer, quick
 from math_verifier.config import MathPolicy
@@ -121,7 +121,7 @@ def begin(gold: str, text: str, kind: Kind, policy: MathPolicy) -> Outcome | Pen
     if outcome is None and reference is not None and answer is not None:
         return Pending(reference, answer, seconds)
     assert outcome is not None
-    return replace(outcome, seconds=seconds)
+    return Outcome(outcome.status, outcome.extracted, outcome.stage, outcome.reason, seconds)
 
 
 def finish(outcome: Outcome, before: float = 0.0) -> MathResult:

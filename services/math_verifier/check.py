@@ -40,6 +40,9 @@ REMEMBERED: Final = 300
 INLINE_LIMIT: Final = 2000
 """Longest answer, in characters, that is looked at outside a worker."""
 _PLAIN: Final = re.compile(r"[+-]?(?:\d{1,40}|\d{1,3}(?:,\d{3}){1,12})(?:\.\d{1,40})?")
+_FRACTION: Final = re.compile(
+    r"([+-]?)(?:\\frac\{([0-9]{1,40})\}\{([0-9]{1,40})\}|([0-9]{1,40})/([0-9]{1,40})|([0-9]{1,40}(?:\.[0-9]{1,40})?))"
+)
 _CHOICE: Final = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?[({\[]*\s*([A-J])\s*(?:[)\]}]+[.:]?|[.:](?=\s|$))(?:\s.*)?|(?:option|choice)\s+([A-J])",
     re.I | re.S,
@@ -97,7 +100,24 @@ def quick(gold: str, answer: str) -> Outcome | None:
             return Outcome("correct", answer, "exact")
         if "." not in left and "." not in right:
             return Outcome("wrong", answer, "exact", "different numbers")
+    elif (one := _plain_value(left)) is not None and (two := _plain_value(right)) is not None:
+        if one == two:
+            return Outcome("correct", answer, "exact")
+        if "." not in left and "." not in right:
+            return Outcome("wrong", answer, "exact", "different numbers")
     return None
+
+
+def _plain_value(text: str) -> Fraction | None:
+    """Value of a fraction of two short integers, or of a short number without commas."""
+    found = _FRACTION.fullmatch(text)
+    if found is None:
+        return None
+    sign, top, bottom, upper, lower, number = found.groups()
+    if number is None and not int(bottom or lower):
+        return None
+    value = Fraction(number) if number else Fraction(int(top or upper), int(bottom or lower))
+    return -value if sign == "-" else value
 
 
 def check(gold: str, answer: str, policy: MathPolicy) -> Outcome:
