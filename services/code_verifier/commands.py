@@ -2,7 +2,75 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
 
-def verify_code() -> None:
-    """Run programs in a file against their tests."""
-    raise NotImplementedError
+import typer
+
+from gristmill.cli.options import ConfigFile
+from gristmill.errors import BadInput
+
+
+def verify_code(
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--in", help='JSONL rows {"id", "completion", "test_type", "tests"}.', exists=True, dir_okay=False
+        ),
+    ],
+    target: Annotated[Path, typer.Option("--out", help="Where the verdict rows go, in the order of the input.")],
+    workers: Annotated[int | None, typer.Option(help="Sandboxes; as many as CPUs unless set.", min=1)] = None,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", help="Seconds of one test, where the row does not say.", min=0.01)
+    ] = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Run programs in a file against their tests, in Docker sandboxes; limits come from the ``code`` section."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from code_verifier.config import CodeConfig
+    from code_verifier.offline import Report, verify_lines
+    from gristmill.cli.options import settings_from
+    from gristmill.errors import MissingExtra
+
+    try:
+        from code_verifier.pool import SandboxPool
+    except ModuleNotFoundError as error:
+        raise MissingExtra("running programs in a sandbox", "code", error.name or "docker") from error
+
+    config = settings_from(config_file).section("code", CodeConfig)
+    over = {"workers": workers, "time_limit_s": time_limit}
+    config = CodeConfig.model_validate(
+        config.model_dump() | {name: value for name, value in over.items() if value is not None}
+    )
+    console = Console(stderr=True, highlight=False)
+    report = Report()
+    partial = target.with_name(target.name + ".part")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    try:
+        with (
+            source.open(encoding="utf-8", errors="replace") as lines,
+            partial.open("w", encoding="utf-8", errors="backslashreplace") as out,
+            SandboxPool(config) as pool,
+            Progress(*columns, console=console) as progress,
+        ):
+            bar = progress.add_task("characters", total=source.stat().st_size)
+            verify_lines(
+                lines,
+                out,
+                pool,
+                report,
+                lambda size: progress.advance(bar, size),
+                stop_at_first_failure=config.stop_at_first_failure,
+            )
+            progress.update(bar, completed=source.stat().st_size)
+    except OSError as error:
+        raise BadInput(f"{error.filename or target}: {error.strerror}") from error
+    partial.replace(target)
+    counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
+    console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
+    for problem in report.bad:
+        console.print(f"{source}: {problem}", style="red", markup=False)
+    if report.bad:
+        raise typer.Exit(1)

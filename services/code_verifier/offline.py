@@ -1,0 +1,158 @@
+"""Rows of a JSONL file in, verdict rows out, in order; bad rows are reported and skipped."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TextIO, cast
+
+from code_verifier.api import CodeResult, Pool, verify_many
+from code_verifier.task import read_tests
+from gristmill.errors import BadInput
+from gristmill.messages import CodeTests, TestCase
+
+KINDS = ("assert", "call", "stdio")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A case: model text, and how its program is tested."""
+
+    id: Any
+    text: str
+    tests: CodeTests
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a file."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+
+
+def read_row(line: str, number: int) -> Row:
+    """A row ``{"id", "completion", "test_type", "tests"}``, with ``prompt``, ``entry_point``, ``checker``,
+    ``checker_source`` and ``time_limit_s`` if wanted.
+
+    ``tests`` is Python source for test type ``assert``; a list of ``{"stdin", "stdout"}`` for ``stdio``; a list of
+    ``{"input", "expected"}``, an array of arguments and a value, for ``call``.
+
+    Raises:
+        BadInput: no such row, or tests that cannot be used; the message names the line.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"line {number}: not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise BadInput(f"line {number}: a row must be an object, not {type(row).__name__}")
+    try:
+        text = _text(row, "completion")
+        if text is None:
+            raise BadInput('"completion" must be text')
+        tests = _tests(row)
+        read_tests(tests)
+    except BadInput as error:
+        raise BadInput(f"line {number}: {error}") from error
+    return Row(row.get("id", number), text, tests)
+
+
+def _tests(row: dict[str, Any]) -> CodeTests:
+    kind = row.get("test_type")
+    if kind not in KINDS:
+        raise BadInput(f'"test_type" must be one of {", ".join(KINDS)}, not {str(kind)[:40]!r}')
+    given = row.get("tests")
+    if kind == "assert":
+        if isinstance(given, list) and all(isinstance(item, str) for item in given):
+            given = "\n".join(given)
+        if not isinstance(given, str):
+            raise BadInput('"tests" of type assert must be Python source')
+    elif not isinstance(given, list):
+        raise BadInput(f'"tests" of type {kind} must be a list of cases')
+    limit = row.get("time_limit_s")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float)):
+        raise BadInput('"time_limit_s" must be a number of seconds')
+    return CodeTests(
+        kind=cast(Any, kind),
+        source=given if isinstance(given, str) else "",
+        cases=() if isinstance(given, str) else tuple(_case(case, kind, n) for n, case in enumerate(given)),
+        entry_point=_text(row, "entry_point"),
+        checker=_text(row, "checker") or "tokens",
+        checker_source=_text(row, "checker_source"),
+        time_limit_s=None if limit is None else float(limit),
+        prompt=_text(row, "prompt"),
+    )
+
+
+def _case(case: Any, kind: str, number: int) -> TestCase:
+    names = ("stdin", "stdout") if kind == "stdio" else ("input", "expected")
+    if not isinstance(case, dict) or any(name not in case for name in names):
+        raise BadInput(f'case {number} of "tests" must be an object with "{names[0]}" and "{names[1]}"')
+    given, expected = (case[name] for name in names)
+    if kind == "call":
+        return TestCase(input=json.dumps(given), expected=json.dumps(expected))
+    if not isinstance(given, str) or not isinstance(expected, str):
+        raise BadInput(f'case {number} of "tests": "stdin" and "stdout" must be text')
+    return TestCase(input=given, expected=expected)
+
+
+def _text(row: dict[str, Any], name: str) -> str | None:
+    value = row.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadInput(f'"{name}" must be text')
+    return value
+
+
+def verify_lines(
+    lines: Iterable[str],
+    out: TextIO,
+    pool: Pool,
+    report: Report,
+    advance: Callable[[int], None],
+    *,
+    stop_at_first_failure: bool = True,
+) -> None:
+    """Verify every row of ``lines`` and write its verdict to ``out``; ``advance`` is told the characters read."""
+    waiting: deque[tuple[Any, int]] = deque()
+
+    def rows() -> Iterator[tuple[str, CodeTests]]:
+        for number, line in enumerate(lines, start=1):
+            size = len(line)
+            if not line.strip():
+                advance(size)
+                continue
+            try:
+                row = read_row(line, number)
+            except BadInput as error:
+                report.bad.append(str(error))
+                advance(size)
+                continue
+            waiting.append((row.id, size))
+            yield row.text, row.tests
+
+    for result in verify_many(rows(), stop_at_first_failure=stop_at_first_failure, pool=pool):
+        row_id, size = waiting.popleft()
+        out.write(json.dumps(result_line(row_id, result), ensure_ascii=False) + "\n")
+        report.statuses[result.status] += 1
+        advance(size)
+
+
+def result_line(row_id: Any, result: CodeResult) -> dict[str, Any]:
+    """A verdict as a row."""
+    tests = [
+        {"index": test.index, "status": test.status, "seconds": round(test.seconds, 6)}
+        | ({"reason": test.reason} if test.reason else {})
+        for test in result.tests
+    ]
+    line = {
+        "id": row_id,
+        "status": result.status,
+        "correct": result.correct,
+        "tests": tests,
+        "seconds": round(result.seconds, 6),
+        "peak_bytes": result.peak_bytes,
+    }
+    return {**line, "reason": result.reason} if result.reason else line
