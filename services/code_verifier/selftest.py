@@ -32,13 +32,17 @@ class Check:
 
     Attributes:
         name: what it is called.
-        holds: whether it holds in both containers.
+        missing: the containers in which it does not hold.
         found: by role, what was seen.
     """
 
     name: str
-    holds: bool
-    found: Mapping[str, str]
+    missing: frozenset[Role]
+    found: Mapping[Role, str]
+
+    @property
+    def holds(self) -> bool:
+        return not self.missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,9 @@ class Report:
     def passed(self) -> bool:
         return all(check.holds for check in self.checks)
 
-    @property
-    def missing(self) -> list[str]:
-        """Names of the limits that do not hold."""
-        return [check.name for check in self.checks if not check.holds]
+    def missing(self, role: Role) -> set[str]:
+        """Names of the limits that do not hold in a container."""
+        return {check.name for check in self.checks if role in check.missing}
 
 
 def _probe_source() -> str:
@@ -83,7 +86,7 @@ def _ask(sandbox: Sandbox, role: Role, expression: str) -> tuple[Any, Outcome]:
     else:
         # The judge says nothing to anybody but a verdict; what it found leaves by a candidate that prints it.
         tests = f"{_probe_source()}\nimport json\nassert tell(json.dumps({expression})) == 1\n"
-        job = Job("def tell(text):\n    print(text)\n    return 1\n", AssertTests(tests))
+        job = Job("def tell(text):\n    print(text, flush=True)\n    return 1\n", AssertTests(tests))
     outcome = sandbox.run(job)
     try:
         return json.loads(outcome.stdout), outcome
@@ -157,10 +160,11 @@ def self_test(config: CodeConfig, *, alter: Callable[[Role, dict[str, Any]], dic
     checks = []
     for name, check in CHECKS.items():
         results = {role: check(facts[role]) for role in ROLES}
-        holds = all(result[0] for result in results.values())
-        checks.append(Check(name, holds, {role: result[1] for role, result in results.items()}))
+        missing = frozenset(role for role in ROLES if not results[role][0])
+        checks.append(Check(name, missing, {role: results[role][1] for role in ROLES}))
     for name, status in statuses.items():
-        checks.append(Check(name, status == EXPECTED_STATUS[name], {"candidate": status, "judge": ""}))
+        lacking: frozenset[Role] = frozenset() if status == EXPECTED_STATUS[name] else frozenset(("candidate",))
+        checks.append(Check(name, lacking, {"candidate": status, "judge": ""}))
     return Report(tuple(checks))
 
 

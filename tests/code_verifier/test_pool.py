@@ -129,7 +129,8 @@ def test_a_program_that_breaks_every_sandbox_fails(code_config: CodeConfig, assa
     with SandboxPool(code_config.model_copy(update={"workers": 1})) as pool:
         assassin(pool, "candidate", 3)
         outcome = pool.run(SLOW)
-        assert (outcome.status, outcome.reason[:35]) == ("runtime_error", "brought its sandbox down 3 times: c")
+        assert outcome.status == "runtime_error"
+        assert outcome.reason.startswith("brought its sandbox down 3 times: the candidate's container")
         assert pool.run(GOOD).status == "passed"
 
 
