@@ -40,7 +40,8 @@ class Node:
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(node.children())
+            if type(node) not in _LEAVES:
+                stack.extend(node.children())
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,9 @@ class Clock(Node):
     seconds: int
 
 
+_LEAVES = frozenset({Num, Sym, Const, Named, Text, BaseNum, Clock})
+"""Nodes without children."""
+_NO_NAMES: frozenset[str] = frozenset()
 ZERO = Num(Fraction(0))
 ONE = Num(Fraction(1))
 MINUS_ONE = Num(Fraction(-1))
@@ -259,6 +263,8 @@ def symbols(node: Node) -> frozenset[str]:
     """Free symbols."""
     if isinstance(node, Sym):
         return frozenset((node.name,))
+    if type(node) in _LEAVES:
+        return _NO_NAMES
     if isinstance(node, Big):
         open_ = node.kind == "diff" or (node.kind == "int" and node.low is None)
         inner = symbols(node.body) if open_ else symbols(node.body) - {node.var}

@@ -7,9 +7,8 @@ The one context-sensitive part is the number: ``1,234`` is a number outside brac
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from math_verifier.parse.ast import ParseError
 
@@ -23,8 +22,7 @@ MAX_EXPONENT: Final = 400
 Kind = Literal["num", "word", "cmd", "op", "text", "begin", "end", "eof", "based"]
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     kind: Kind
     text: str
     spaced: bool
@@ -153,7 +151,7 @@ def _number(text: str, position: int, depth: int, spaced: bool, comma: Comma) ->
     if point:
         fraction, position = point[1], point.end()
         places = len(fraction) or None
-    value = Fraction(int(whole + fraction or "0"), 10 ** len(fraction))
+    value = Fraction(int(whole + fraction or "0"), 10 ** len(fraction)) if fraction else Fraction(int(whole or "0"))
     if point:
         repeating, position = _repeating(text, position, fraction)
         if repeating:
