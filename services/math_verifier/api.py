@@ -20,6 +20,12 @@ from math_verifier.config import MathPolicy
 from math_verifier.pool import MathPool, Pool
 
 DEFAULT_POLICY = MathPolicy()
+TEXT_LIMIT = 1_000_000
+"""Longest text and reference, in characters, that are searched for an answer."""
+ANSWER_LIMIT = 32_000
+"""Longest answer, in characters, that is given to a worker."""
+QUOTE_LIMIT = 4_000
+"""Characters that are kept of an answer beyond the limit."""
 HELD = 256
 """Rows that :func:`verify_many` has under way at most."""
 

@@ -52,16 +52,18 @@ def verify_math(
     try:
         with (
             source.open(encoding="utf-8", errors="replace") as lines,
-            partial.open("w", encoding="utf-8") as out,
+            partial.open("w", encoding="utf-8", errors="backslashreplace") as out,  # half a surrogate pair
             checkers,
             Progress(*columns, console=console) as progress,
         ):
             bar = progress.add_task("characters", total=source.stat().st_size)
             verify_lines(lines, out, config.policy, checkers, report, lambda size: progress.advance(bar, size))
             progress.update(bar, completed=source.stat().st_size)
+        partial.replace(target)
     except OSError as error:
         raise BadInput(f"{error.filename or target}: {error.strerror}") from error
-    partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
     counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
     console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
     for problem in report.bad:

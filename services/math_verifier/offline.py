@@ -41,7 +41,7 @@ def read_row(line: str, number: int) -> Row:
     """
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise BadInput(f"line {number}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise BadInput(f"line {number}: a row must be an object, not {type(row).__name__}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -121,6 +122,7 @@ class RayPool(Pool):
 
     def _open(self) -> None:
         self._cluster = Cluster.join(self._ray, self._address, self._workers)
+        _keep_signals()
         try:
             for slot in self._slots:
                 slot.launch()
@@ -343,6 +345,14 @@ class Cluster:
         self._joined.set()
         self._leave.wait()
         ray.shutdown()
+
+
+def _keep_signals() -> None:
+    """Ray's native handler writes a stack trace at SIGTERM before Python's handler runs; put Python's own back."""
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def import_ray(own: bool) -> Any:
