@@ -37,7 +37,7 @@ class Outcome:
 
 REMEMBERED: Final = 300
 """Longest normalised text, in characters, whose trees are remembered: a group of samples has one reference."""
-INLINE_LIMIT: Final = 2000
+INLINE_LIMIT: Final = 400
 """Longest answer, in characters, that is looked at outside a worker."""
 _PLAIN: Final = re.compile(r"[+-]?(?:\d{1,40}|\d{1,3}(?:,\d{3}){1,12})(?:\.\d{1,40})?")
 _FRACTION: Final = re.compile(
@@ -227,6 +227,8 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
             return
         plain = plain.replace("\\", " ").replace("{", " ").replace("}", " ")
         yield words(plain)
+        if len(text) <= 3 and text.isalpha() and text.lower() not in voc.COMMON_WORDS:
+            yield parse(text)
         for other in (named_list(plain), counted(plain)):
             if other is not None:
                 yield other

@@ -35,15 +35,19 @@ _TAG: Final = re.compile(r"<(answer|final_answer|solution)>(.*?)(?:</\1>|$)", re
 _HASHES: Final = re.compile(r"^[ \t]*####[ \t]*(?!#)(\S[^\n]{0,400})$", re.M)
 _HEADING: Final = re.compile(r"[A-Za-z]{3,}.*(?::|\*\*)?\s*$")
 _PHRASE: Final = re.compile(
-    r"(?:final\s+answer|answer|result|solution)\s*(?:\**\s*(?:is|are|was|equals|would\s+be|:|=|\uff1a)+\s*\**:?|\**\s*(?=\$|\\\(|\\\[|\n\s*(?:\$|\\\[|\\\()))\s*",
+    r"(?:final\s+answer|answers?|results?|solutions?|roots|(?:correct|right|best)\s+(?:option|choice))\s*(?:\**\s*(?:is|are|was|equals|would\s+be|:|=|\uff1a)+\s*\**:?|\**\s*(?=\$|\\\(|\\\[|\n\s*(?:\$|\\\[|\\\()))\s*",
     re.I,
 )
 _IS: Final = re.compile(r"\b(?:is|are|equals|be|becomes|gives|=)\s*:?\s+(?=\S)", re.I)
 _FORMULA: Final = re.compile(
-    r"\$\$(.+?)\$\$|(?<!\\)\$(?!\s*\d[\d,.]*\s(?![^$]*[\\^_=+]))([^$]{1,2000}?)(?<!\\)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)",
+    r"\$\$(.+?)\$\$|(?<!\\)\$(?!\s*\d[\d,.]*\s(?![^$]*[\\^_=+]))([^$]{1,2000}?)(?<!\\)\$|"
+    # An opener that is never closed ends at the next one: else a text of openers costs the square of its length.
+    r"(?<!\\)\\\[((?:(?!(?<!\\)\\\[).)+?)\\\]|(?<!\\)\\\(((?:(?!(?<!\\)\\\().)+?)\\\)",
     re.S,
 )
 _BOLD: Final = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+_BOLD_LETTER: Final = re.compile(r"\(?[A-J]\)?\.?")
+_ONLY_LETTER: Final = re.compile(r"\s*\(?[A-J][).]?\.?\s*")
 _MONEY: Final = r"(?:\\?[$€£¥]\s?)?"
 _NUMBER: Final = re.compile(
     rf"(?<![\w.^])-?{_MONEY}-?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)?(?:\s?/\s?\d+(?![\d/]))?(?:\s?(?:\\?%|°))?|(?<![\w.])-?\.\d+"
@@ -192,6 +196,8 @@ def _clause(rest: str) -> str | None:
 def _bold(text: str) -> str | None:
     for found in reversed(_BOLD.findall(text)):
         bare = found.strip().rstrip(".:")
+        if _BOLD_LETTER.fullmatch(bare):
+            return str(bare)
         if re.search(r"answer|step|note|solution|case|part\b", bare, re.I) and "=" not in bare:
             continue
         if re.search(r"\d", bare) and len(bare.split()) <= 6:
@@ -200,7 +206,9 @@ def _bold(text: str) -> str | None:
 
 
 def _last(text: str) -> str | None:
-    """The last formula or number, whichever is later."""
+    """The last formula or number, whichever is later; of a text that is but a letter, the letter."""
+    if len(text) < 20 and _ONLY_LETTER.fullmatch(text):
+        return text.strip()
     formula = _latest(_FORMULA, text)
     number = _latest(_NUMBER, text, formula.end() if formula else 0)
     if number:

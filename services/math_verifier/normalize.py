@@ -108,7 +108,7 @@ _BOLD: Final = re.compile(r"^\s*(\*\*|__|`+)(.+)\1\s*$", re.S)
 _WS: Final = re.compile(r"\s+")
 _EUROPEAN: Final = re.compile(r"^([^\d]{0,4})(\d{1,3}(?:\.\d{3})+),(\d+)(?!\d)")
 _DOT_THOUSANDS: Final = re.compile(r"^([^\d.]{0,4})(\d{1,3}(?:\.\d{3}){2,})(?![\d.])")
-_TRAILING: Final = re.compile(r"(?:\s|\\\\|\\(?=$|\s)|[;,:?](?=$|\s))+$")
+_TRAILING: Final = re.compile(r"(?:\s|\\\\|\\(?=$|\s)|[;,:](?=$|\s))+$")
 
 
 def unicode_to_tex(text: str) -> str:

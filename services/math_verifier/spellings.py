@@ -79,6 +79,8 @@ _RULES: Final = (
     _rule("/", rf"(?<=[\d}}])\s*({_OVER})$", r" \\text{\1}"),
     _rule("point", r"^(?:the\s+)?(?:points?|ordered\s+pairs?)\s+(?=[(\\])", "", re.I),
     _rule(":=", r":=", "="),
+    _rule("\\", r"\\([RNZQC])(?![A-Za-z])", r"\\mathbb{\1}"),
+    _rule("\\neg", r"\\neg(?:med|thick)space(?![A-Za-z])", ""),
     _rule("\\cr", r"\\cr(?![A-Za-z])", r"\\\\ "),
     _rule("\\\\", r"(?<!\\)\\\\\s*\[\s*-?\d+(?:\.\d+)?\s*(?:pt|em|ex|mm|cm)\s*\]", r"\\\\ "),
     _rule("+/-", r"\+\s?/\s?-", r"\\pm "),

@@ -10,7 +10,7 @@ from math_verifier.compare.decision import Decision, no, unknown, yes
 from math_verifier.compare.exact import NotExact, exact
 from math_verifier.compare.numeric import Unbounded, Unsupported, evaluate, probe
 from math_verifier.config import MathPolicy
-from math_verifier.parse.ast import Big, Const, Node, Num, symbols
+from math_verifier.parse.ast import Add, Big, Const, Mul, Node, Num, map_children, symbols
 
 NOISE_DIGITS = 15
 """Binary floating point leaves its noise after about this many digits."""
@@ -35,6 +35,8 @@ def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
     decision = probe(a, b)
     if decision.equal is not None:
         return decision
+    if canonical(a) == canonical(b):
+        return yes("structural")
     last = _symbolic(a, b)
     return last if last.equal is not None else unknown("symbolic", decision.reason)
 
@@ -50,6 +52,16 @@ def _symbolic(a: Node, b: Node) -> Decision:
     from math_verifier.compare.symbolic import symbolic
 
     return symbolic(a, b)
+
+
+def canonical(node: Node) -> Node:
+    """``node`` with the terms of sums and the factors of products in one order."""
+    node = map_children(node, canonical)
+    if isinstance(node, Num):
+        return Num(node.value)
+    if isinstance(node, Add):
+        return Add(tuple(sorted(node.terms, key=repr)))
+    return Mul(tuple(sorted(node.factors, key=repr))) if isinstance(node, Mul) else node
 
 
 def _calculus(node: Node) -> bool:

@@ -49,6 +49,8 @@ def evaluate_matrix(node: Node) -> Node:
             exponent.value == -1 and len(matrix.rows) == len(matrix.rows[0]) <= 3
         ):
             return _inverse(matrix.rows)
+        case Fn(name="tr", args=(Matrix() as matrix,)) if len(matrix.rows) == len(matrix.rows[0]):
+            return add(*(row[place] for place, row in enumerate(matrix.rows)))
         case Fn(name="det", args=(Matrix() as matrix,)) if len(matrix.rows) == len(matrix.rows[0]) <= 4:
             return determinant(matrix.rows)
     return node

@@ -28,12 +28,18 @@ POINTS: Final = (
     (0.7312, 0.519), (1.6180, 0.233), (2.3719, 0.871), (-0.6421, 0.377), (-1.7391, 0.611), (0.2931, 0.127),
     (3.8127, 0.417), (-2.9141, 0.733),
 )  # fmt: skip
+SIGNS: Final = ("++++", "++++", "-+-+", "+--+", "-+--", "++++", "+-+-", "----")
+"""Signs of the coordinates beyond the first, point by point: any two coordinates meet with all signs."""
 INTEGER_POINTS: Final = (2, 3, 5, 4)
 WHOLE_POINTS: Final = (1, 2, 3, 4, 5, 6, 8, 9, 11, 14, 17, 23)
 NEEDED: Final = 3
 NEEDED_WHOLE: Final = 9
 MAX_MAGNITUDE: Final = 1 << 44
 """Largest power of two, as an exponent, that a value may reach."""
+
+
+MARGIN: Final = 56
+"""Bits within which agreement is not told from equality: a term or argument smaller than that counts as lost."""
 
 
 class Undefined(Exception):
@@ -116,7 +122,7 @@ class Evaluator:
         result = mp.fsum(terms)
         if len(terms) > 1:
             top = max((mp.mag(term) for term in terms if term), default=0)
-            if any(term and mp.mag(term) < top - mp.prec + 16 for term in terms):
+            if any(term and mp.mag(term) < top - mp.prec + MARGIN for term in terms):
                 self.lossy = True
         return result
 
@@ -142,6 +148,8 @@ class Evaluator:
         ):
             magnitude = mp.power(-mp.re(base), exponent)
             return -magnitude if node.exp.value.numerator % 2 else magnitude
+        if exponent and mp.mag(exponent) < MARGIN - mp.prec:
+            self.lossy = True
         result = self.bounded(mp.power(base, exponent))
         if mp.im(result) and not mp.im(base):
             self.left_reals = True
@@ -182,7 +190,12 @@ class Evaluator:
             self.radians = outer
             if x and mp.mag(x) > 4000:
                 raise Unbounded
-            return self.bounded(_call(_TRIGONOMETRIC[name], x))
+            if name in _PERIODIC and x and mp.mag(x) > mp.prec - MARGIN:
+                raise Unsupported(f"{name} of a number that is not known to a period")
+            result = self.bounded(_call(_TRIGONOMETRIC[name], x))
+            if x and abs(mp.mag(x)) > 3:
+                self.saturation(name, x)
+            return result
         args = [self.value(arg) for arg in node.args]
         x = args[0] if args else mp.mpf(0)
         match name:
@@ -193,11 +206,15 @@ class Evaluator:
             case "exp":
                 if mp.mag(x) > 44:
                     raise Unbounded
+                if x and -mp.mag(x) > mp.prec - MARGIN:
+                    self.lossy = True
                 return mp.exp(x)
             case "ln" | "log" | "lg":
                 return self.logarithm(name, args)
             case "root":
                 degree = args[1]
+                if degree and mp.mag(degree) > mp.prec - MARGIN:
+                    self.lossy = True
                 if degree != mp.floor(mp.re(degree)) or degree < 1:
                     return _call(mp.power, x, 1 / degree)
                 if mp.im(x) == 0 and mp.re(x) < 0 and int(degree) % 2:
@@ -233,6 +250,16 @@ class Evaluator:
                 return mp.re(x) - mp.re(args[1]) * self.step(mp.floor, mp.re(x) / mp.re(args[1]))
         raise Unsupported(name)
 
+    def saturation(self, name: str, x: Any) -> None:
+        """Mark a result that hides its argument: ``tanh 1000`` is 1 and ``cos 10^{-40}`` is 1 as far as one sees."""
+        size = mp.mag(x)
+        hidden = mp.prec - MARGIN
+        self.lossy |= bool(
+            (name in _FLAT_AT_ZERO and -2 * size > hidden)
+            or (name in {"tanh", "coth"} and 2.8 * abs(x) > hidden)
+            or (name in _FLAT_AT_INFINITY and size > hidden)
+        )
+
     def step(self, rounding: Any, x: Any) -> Any:
         """Floor and ceiling, unless the value is too close to a jump to tell."""
         if mp.im(x):
@@ -263,6 +290,10 @@ _TRIGONOMETRIC: Final[dict[str, Any]] = {
     "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "coth": mp.coth, "sech": mp.sech, "csch": mp.csch,
     "arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh,
 }  # fmt: skip
+
+_PERIODIC: Final = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
+_FLAT_AT_ZERO: Final = frozenset(("cos", "sec", "cosh", "sech", "arccos", "arccot"))
+_FLAT_AT_INFINITY: Final = frozenset(("arctan", "arcsec", "arccsc", "arccot"))
 
 
 def _call(function: Any, *args: Any) -> Any:
@@ -351,9 +382,11 @@ def same_at(
     with mp.workdps(high):
         fine = abs(fine_a.value - fine_b.value)
         size = max(abs(fine_a.value), abs(fine_b.value))
-        if fine <= _ten(12 - high, mp.prec) * size or (
-            fine <= _ten(-(low + high) // 2, mp.prec) and size <= _ten(-(low + high) // 2 + 8, mp.prec)
-        ):
+        shrunk = not fine or (rough and fine < rough * _ten(-(high - low) // 2, mp.prec))
+        tiny = size <= _ten(-(low + high) // 2 + 8, mp.prec)
+        if tiny and not shrunk:
+            return (False, real) if rough else (None, real)
+        if fine <= _ten(12 - high, mp.prec) * size or (fine <= _ten(-(low + high) // 2, mp.prec) and tiny):
             return (None, real) if fine_a.lossy or fine_b.lossy else (True, real)
         if rough and fine < rough * _ten(-(high - low) // 2, mp.prec) and fine < _ten(-(low + high) // 2, mp.prec):
             return (None, real) if fine_a.lossy or fine_b.lossy else (True, real)
@@ -378,11 +411,20 @@ def points_for(names: frozenset[str], whole: frozenset[str] = frozenset()) -> li
                 }
             )
         return points
-    for base, step in POINTS:
-        points.append({name: mp.mpf(base) + mp.mpf(step) * place for place, name in enumerate(ordered)})
-    for start in INTEGER_POINTS:
-        points.append({name: mp.mpf(start + (2 * place if place % 2 else place)) for place, name in enumerate(ordered)})
+    for row, (base, step) in enumerate(POINTS):
+        points.append(
+            {name: mp.mpf(_coordinate(row, place, step) if place else base) for place, name in enumerate(ordered)}
+        )
+    for turn, start in enumerate(INTEGER_POINTS):
+        last = len(ordered) - 1 if turn % 2 else 0
+        points.append({name: mp.mpf(start + abs(last - place) * 2 + place % 2) for place, name in enumerate(ordered)})
     return points
+
+
+def _coordinate(row: int, place: int, step: float) -> float:
+    """A coordinate beyond the first: its size and sign have nothing to do with those of the others."""
+    size = 0.23 + 3.1 * ((0.7548776662 * (5 * place + 2) + 0.6180339887 * (3 * row + 1) + step) % 1)
+    return -size if SIGNS[row][(place - 1) % len(SIGNS[row])] == "-" else size
 
 
 def probe(a: Node, b: Node) -> Decision:
@@ -400,9 +442,7 @@ def probe(a: Node, b: Node) -> Decision:
 
 def _constants(a: Node, b: Node) -> Decision:
     same, _ = same_at(a, b, {})
-    if same is None:
-        return unknown("numeric", "undefined, or beyond the precision")
-    if same:
+    if same is not False:
         same, _ = same_at(a, b, {}, (MORE_DIGITS, MOST_DIGITS))
     if same is None:
         return unknown("numeric", "beyond the precision")

@@ -21,6 +21,7 @@ from math_verifier.parse.ast import (
     Quantity,
     Rel,
     Seq,
+    SetBuilder,
     SetOp,
     Sym,
     Text,
@@ -31,6 +32,7 @@ from math_verifier.parse.ast import (
 )
 from math_verifier.parse.units import dimension
 
+INTEGER_SETS = frozenset(Named(name) for name in ("Z", "N", "Z+", "N+", "N*", "Z*", "Z-"))
 _DOMAIN_WORDS = frozenset({"where", "for", "with", "and", "integer", "is integer", "is any integer", "any integer"})
 
 
@@ -41,7 +43,7 @@ def prepared(node: Node) -> Node:
         node = _expanded(node)
     if isinstance(node, Seq):
         node = _listed(node)
-    if Matrix in kinds or Pow in kinds:
+    if Matrix in kinds:
         node = evaluate_matrix(node)
     if isinstance(node, Add) and kinds & {Named, Seq, SetOp, Interval}:
         node = _set_difference(node)
@@ -77,6 +79,9 @@ def _signed(node: Node, upper: bool) -> Node:
 
 def _listed(node: Seq) -> Node:
     """Conditions such as ``k in Z`` dropped; ``n = 1, 2, 3`` and ``(x, y) = (5, 8), (8, 5)`` to their values."""
+    builder = _integers_with_bounds(node)
+    if builder is not None:
+        return builder
     items = tuple(item for item in node.items if not is_domain(item)) or node.items
     if (
         node.kind == "list"
@@ -94,6 +99,19 @@ def _listed(node: Seq) -> Node:
     if len(items) == 1 and node.kind == "list":
         return prepared(items[0])
     return Seq(items, node.kind)
+
+
+def _integers_with_bounds(node: Seq) -> SetBuilder | None:
+    """``x in Z, x > 3`` as the set that it is; None where the domain says nothing about an inequality."""
+    domains = [item for item in node.items if is_domain(item) and isinstance(item, Rel)]
+    rest = tuple(item for item in node.items if not is_domain(item))
+    if len(domains) != 1 or not rest or domains[0].terms[1] not in INTEGER_SETS:
+        return None
+    letter = domains[0].terms[0]
+    for item in rest:
+        if not (isinstance(item, Rel) and item.ops[0] in {"<", "<=", ">", ">=", "!="} and letter in item.terms):
+            return None
+    return SetBuilder(domains[0], rest[0] if len(rest) == 1 else Logic("and", rest))
 
 
 def _excluded(items: Sequence[Node]) -> tuple[Node, ...]:

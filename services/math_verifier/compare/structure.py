@@ -447,6 +447,8 @@ def _parts(node: Node) -> tuple[Node, str | None]:
 
 def _quantities(a: Node, b: Node, policy: MathPolicy) -> Decision:
     (left, unit_a), (right, unit_b) = _parts(a), _parts(b)
+    if "degree" in {unit_a, unit_b} and {unit_a, unit_b} & {"celsius", "fahrenheit"}:
+        return compare(left, right, policy)
     if isinstance(left, Rel | Seq) or isinstance(right, Rel | Seq | Matrix):
         return compare(left, right, policy)
     if "percent" in {unit_a, unit_b}:

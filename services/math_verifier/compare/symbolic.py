@@ -8,7 +8,7 @@ import sympy
 
 from math_verifier.compare.decision import Decision, no, unknown, yes
 from math_verifier.compare.exact import MAX_BITS, MAX_FACTORIAL
-from math_verifier.parse.ast import Add, Apply, BaseNum, Big, Const, Fn, Mul, Node, Num, Pow, Sym
+from math_verifier.parse.ast import Add, Apply, BaseNum, Big, Const, Fn, Mul, Node, Num, Pow, Sym, integer
 
 _SAME_NAME = "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp floor factorial factorial2 gcd lcm re im arg"
 _OTHER_NAME = {
@@ -99,7 +99,9 @@ def _big(node: Big) -> Any:
             bounds = (var,) if node.low is None or node.high is None else (var, to_sympy(node.low), to_sympy(node.high))
             return sympy.integrate(body, bounds if len(bounds) == 3 else var)
         case "lim" if node.low is not None:
-            return sympy.limit(body, var, to_sympy(node.low))
+            point = to_sympy(node.low)
+            side = "+-" if node.high is None else "+" if node.high == integer(1) else "-"
+            return sympy.limit(body, var, point, side if point.is_finite else "+")
         case "diff":
             return sympy.diff(body, var)
     raise NotSymbolic(node.kind)

@@ -99,7 +99,10 @@ class Apply(Node):
 
 @dataclass(frozen=True, slots=True)
 class Big(Node):
-    """``sum``, ``prod``, ``int``, ``lim`` or ``diff`` over ``var``; ``low`` and ``high`` are None where not given."""
+    """``sum``, ``prod``, ``int``, ``lim`` or ``diff`` over ``var``; ``low`` and ``high`` are None where not given.
+
+    A limit is at ``low``, from above (``high`` 1), from below (-1) or from both sides (None).
+    """
 
     kind: Literal["sum", "prod", "int", "lim", "diff"]
     var: str

@@ -37,7 +37,7 @@ from math_verifier.parse.ast import (
     negate,
 )
 from math_verifier.parse.cursor import IMPLICIT, PRODUCT, RELATION, SUM, Cursor
-from math_verifier.parse.shapes import joined, plain, rename_i, rows, symbol, wordy
+from math_verifier.parse.shapes import joined, one_sided, plain, rename_i, rows, symbol, wordy
 from math_verifier.parse.tokens import Token
 from math_verifier.parse.words import words
 
@@ -57,7 +57,12 @@ class Atoms(Cursor):
     def script(self) -> Node:
         """What follows ``^`` or ``_``: a group, a signed atom, one digit, one letter."""
         if self.is_op("{"):
+            if self.peek().text in {"+", "-"} and self.peek(2).text == "}":
+                self.at += 3
+                return Sym(self.peek(-2).text)
             return self.group()
+        if self.is_op("-", "+") and self.peek().text in {"}", ")"}:
+            return Sym(self.take().text)
         if self.is_op("-", "+"):
             sign = self.take().text
             value = self.script()
@@ -72,7 +77,7 @@ class Atoms(Cursor):
             return Num(token.value, token.places, token.text)
         if token.kind == "word":
             return self.letter()
-        if token.kind == "cmd" and token.text in voc.FUNCTIONS:
+        if token.kind == "cmd" and token.text in voc.FUNCTIONS and token.text not in {"sqrt", "binom"}:
             return self.function(self.take().text)
         return self.atom()
 
@@ -387,10 +392,20 @@ class Atoms(Cursor):
         raise ParseError(f"command \\{name} is not known")
 
     def number_set(self, letter: str) -> Node:
-        if self.is_op("^") and self.peek().text in {"+", "-", "*", "n"}:
-            self.take()
-            return Named(letter + self.take().text)
-        return Named(letter)
+        if not self.is_op("^", "_"):
+            return Named(letter)
+        braced = self.peek().text == "{"
+        sign = self.peek(2 if braced else 1).text
+        if sign == ">" and self.peek(3).text == "0":
+            sign, count = "+", 5
+        elif sign in {"+", "-", "*", "n"}:
+            count = 4 if braced else 2
+        elif sign in {"star", "ast", "times"}:
+            sign, count = "*", 4 if braced else 2
+        else:
+            return Named(letter)
+        self.at += count
+        return Named(letter + sign)
 
     def root(self) -> Node:
         degree: Node | None = None
@@ -490,9 +505,10 @@ class Atoms(Cursor):
         if name == "int":
             return self.integral(low, high)
         if name == "lim":
-            if not (isinstance(low, Rel) and low.ops == ("to",) and isinstance(low.terms[0], Sym)):
+            if not (isinstance(low, Rel) and low.ops in {("to",), ("=>",)} and isinstance(low.terms[0], Sym)):
                 raise ParseError("a limit of nothing")
-            return Big("lim", low.terms[0].name, low.terms[1], None, self.expression(PRODUCT))
+            point, side = one_sided(low.terms[1])
+            return Big("lim", low.terms[0].name, point, side, self.expression(PRODUCT))
         if name not in {"sum", "prod"} or not isinstance(low, Rel) or low.ops != ("=",) or high is None:
             raise ParseError(f"\\{name} without bounds")
         index = low.terms[0]

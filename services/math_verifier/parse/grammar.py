@@ -280,10 +280,12 @@ class Parser(Atoms):
 
     def after_degree(self, node: Node) -> Node:
         """Celsius and Fahrenheit letters are part of the degree sign."""
-        if self.now.kind in {"word", "text"} and self.now.text in {"C", "F"}:
-            self.take()
-        elif self.is_op("{") and self.peek().text in {"C", "F"} and self.peek(2).text == "}":
-            self.at += 3
+        braced = self.is_op("{") and self.peek(2).text == "}"
+        letter = self.peek().text if braced else self.now.text
+        name = {"C": "celsius", "F": "fahrenheit"}.get(letter)
+        if name is not None and isinstance(node, Fn) and (braced or self.now.kind in {"word", "text"}):
+            self.at += 3 if braced else 1
+            return Quantity(node.args[0], name)
         return node
 
     def implicit(self, left: Node, power: int) -> Node | None:

@@ -12,11 +12,13 @@ from math_verifier.parse.ast import (
     Node,
     Num,
     ParseError,
+    Pow,
     Rel,
     Seq,
     SetOp,
     Sym,
     Text,
+    integer,
     map_children,
 )
 from math_verifier.parse.tokens import Token
@@ -76,6 +78,13 @@ def rename_i(node: Node) -> Node:
     if node == Const("i"):
         return Sym("i")
     return map_children(node, rename_i)
+
+
+def one_sided(point: Node) -> tuple[Node, Node | None]:
+    """Point and side of a limit at ``3^+``: 1 from above, -1 from below, None from both sides."""
+    if isinstance(point, Pow) and point.exp in (Sym("+"), Sym("-")):
+        return point.base, integer(1 if point.exp == Sym("+") else -1)
+    return point, None
 
 
 def plain(node: Node) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 _TABLE: Final = """
@@ -35,8 +37,8 @@ mole    mole 1, mol 1
 volt    volt 1
 ampere  ampere 1, amp 1
 ohm     ohm 1
-mph     mph 1
-kmh     kmh 1, kph 1
+celsius celsius 1
+fahrenheit fahrenheit 1
 percent percent 1, percentage 1, pct 1
 """
 
@@ -67,33 +69,53 @@ CURRENCY_COMMANDS: Final = {
 
 def unit_of(word: str) -> tuple[str, Fraction] | None:
     """Dimension and scale of a unit word, singular or plural, or None."""
+    if word in _COMPOUND:
+        return word, Fraction(1)
     for candidate in (word, word.lower(), word.lower().removesuffix("s")):
         if candidate in _UNITS:
             return _UNITS[candidate]
     return None
 
 
-def dimension(unit: str) -> tuple[tuple[str, int], Fraction] | None:
-    """Dimension with its power, and the scale to its base, of a unit as written (``cm^2``, ``square feet``).
+Dimension = tuple[tuple[str, int], ...]
+_PIECES: Final = re.compile(r"[A-Za-zµ]+|[$€£¥₹¢]|\^\{?(-?\d)\}?|/|[^\s.,()*·]")
+_COMPOUND: Final = {"mph": "mile / hour", "kmh": "km / hour", "kph": "km / hour"}
 
-    None for words that are no known unit, and for quotients.
+
+@lru_cache(maxsize=1024)
+def dimension(unit: str) -> tuple[Dimension, Fraction] | None:
+    """Powers of base dimensions, and the scale to their bases, of a unit as written (``cm^2``, ``miles per hour``).
+
+    None where a word is no known unit.
     """
-    power = 1
-    found: tuple[str, Fraction] | None = None
-    for word in unit.replace("^", " ^").split():
-        bare = word.strip(".,()")
-        if bare.lower() in {"square", "sq"}:
-            power = 2
-        elif bare.lower() in {"cubic", "cu"}:
-            power = 3
-        elif bare.startswith("^") and bare[1:].isdigit() and len(bare) == 2:
-            power = int(bare[1:])
-        elif bare in {"/", "per"}:
-            return None
-        elif found is None:
-            found = unit_of(bare)
+    powers: dict[str, int] = {}
+    scale = Fraction(1)
+    times, pending, last = 1, 0, ""
+    for piece in _PIECES.finditer(" ".join(_COMPOUND.get(word, word) for word in unit.split())):
+        text = piece[0]
+        if text.lower() in {"square", "sq", "cubic", "cu"}:
+            pending = 2 if text.lower() in {"square", "sq"} else 3
+        elif text in {"/", "per"}:
+            times = -1
+        elif piece[1]:
+            if not last:
+                return None
+            extra = int(piece[1]) - 1
+            found = unit_of(last)
+            assert found is not None
+            powers[found[0]] += extra * times
+            scale *= found[1] ** (extra * times)
+        else:
+            found = unit_of(text)
             if found is None:
                 return None
-    if found is None or power == 0:
-        return None
-    return (found[0], power), found[1] ** power
+            power = (pending or 1) * times
+            powers[found[0]] = powers.get(found[0], 0) + power
+            scale *= found[1] ** power
+            last, pending = text, 0
+    if "volume" in powers:
+        count = powers.pop("volume")
+        powers["length"] = powers.get("length", 0) + 3 * count
+        scale /= Fraction(1000) ** count
+    result = tuple(sorted((name, power) for name, power in powers.items() if power))
+    return (result, scale) if result else None

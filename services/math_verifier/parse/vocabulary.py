@@ -21,7 +21,7 @@ sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh
 ln lg log exp gcd lcm max min det arg sgn floor ceil abs sqrt cbrt binom factorial tr
 asin=arcsin acos=arccos atan=arctan arsinh=arcsinh arcosh=arccosh artanh=arctanh asinh=arcsinh acosh=arccosh
 atanh=arctanh tg=tan ctg=cot cosec=csc arctg=arctan sign=sgn ceiling=ceil Re=re Im=im HCF=gcd LCM=lcm GCD=gcd Log=log
-Arg=arg cis
+Arg=arg cis trace=tr
 """)
 """Spelling to name in the tree."""
 MANY: Final = _names("gcd lcm max min binom")
@@ -39,6 +39,8 @@ CONSTANTS: Final[dict[str, Node]] = {
     **dict.fromkeys(_names("Reals reals"), Named("R")),
     "pi": Const("pi"),
     "imath": Const("i"),
+    "exponentialE": Const("e"),
+    "imaginaryI": Const("i"),
     "ell": Sym("l"),
     "varphi": Sym("\\phi"),
     "varepsilon": Sym("\\epsilon"),
@@ -53,7 +55,7 @@ RELATIONS: Final = {
     **_pairs("""
     le=<= leq=<= leqslant=<= leqq=<= ge=>= geq=>= geqslant=>= geqq=>= lt=< gt=> ne=!= neq=!= approx=~ simeq=~ doteq=~
     sim=~ in notin equiv mapsto=to to rightarrow=to subset subseteq=subset parallel perp propto
-    Rightarrow==> implies==> Longrightarrow==> iff==> Leftrightarrow==>
+    Rightarrow==> implies==> Longrightarrow==> longrightarrow=to iff==> Leftrightarrow==>
     """),
     "cong": "=", "coloneqq": "=", "triangleq": "=", "eq": "=",
 }  # fmt: skip
