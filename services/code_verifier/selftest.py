@@ -15,7 +15,7 @@ from typing import Any
 
 from code_verifier.config import CodeConfig, limits_from
 from code_verifier.container import Plan, Role, owner_label
-from code_verifier.engine import connect
+from code_verifier.engine import Engine, EngineAway, connect
 from code_verifier.image import check_image
 from code_verifier.job import AssertTests, Case, Job, Limits, Outcome, StdioTests
 from code_verifier.link import SandboxBroken
@@ -75,56 +75,75 @@ def expressions(limits: Limits) -> dict[str, str]:
         "forks": f"try_processes({limits.processes + 64})",
         "memory": f"try_memory({each}, 4)",
         "cores": "try_cores(0.4)",
+        "signals": "try_signals()",
     }
 
 
-def _ask(sandbox: Sandbox, role: Role, expression: str) -> tuple[Any, Outcome]:
+class _Subject:
+    """A sandbox under test; another one where it breaks."""
+
+    def __init__(self, engine: Engine, plan: Plan) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._sandbox: Sandbox | None = None
+        self._serial = 0
+
+    def run(self, job: Job) -> Outcome:
+        """Run a program; one that broke its sandbox gets ``sandbox_error``."""
+        if self._sandbox is None:
+            self._sandbox = Sandbox(self._engine, self._plan, self._serial)
+            self._serial += 1
+        try:
+            return self._sandbox.run(job)
+        except SandboxBroken as broken:
+            self.close()
+            if not self._engine.answers():
+                raise EngineAway(f"the engine went away in the self-test: {broken}") from broken
+            return Outcome("sandbox_error", f"broke its sandbox: {broken}")
+
+    def close(self) -> None:
+        """Remove the sandbox."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.remove(self._engine)
+
+
+def _ask(subject: _Subject, role: Role, expression: str) -> tuple[Any, Outcome]:
     """The value of an expression over the probe in a container; None where none came back."""
-    said = f"import json\nprint(json.dumps({expression}))\n"
     if role == "candidate":
-        job = Job(f"{_probe_source()}\n{said}", StdioTests((Case("", ""),), "exact"))
+        source = f"{_probe_source()}\nimport json\nprint(json.dumps({expression}))\n"
+        job = Job(source, StdioTests((Case("", ""),), "exact"))
     else:
         # The judge says nothing to anybody but a verdict; what it found leaves by a candidate that prints it.
         tests = f"{_probe_source()}\nimport json\nassert tell(json.dumps({expression})) == 1\n"
         job = Job("def tell(text):\n    print(text, flush=True)\n    return 1\n", AssertTests(tests))
-    outcome = sandbox.run(job)
+    outcome = subject.run(job)
     try:
         return json.loads(outcome.stdout), outcome
     except ValueError:
         return None, outcome
 
 
-def _facts(sandbox: Sandbox, role: Role, limits: Limits) -> Facts:
+def _facts(subject: _Subject, role: Role, limits: Limits) -> Facts:
     answers, told = {}, {}
     for name, expression in expressions(limits).items():
-        try:
-            answers[name], outcome = _ask(sandbox, role, expression)
-            told[name] = f"{outcome.status}: {outcome.reason} {outcome.stderr[-300:]}".strip()
-        except SandboxBroken as broken:
-            answers[name], told[name] = None, f"broke the sandbox: {broken}"
+        answers[name], outcome = _ask(subject, role, expression)
+        told[name] = f"{outcome.status}: {outcome.reason} {outcome.stderr[-300:]}".strip()
     if answers["look"] is None:
         raise InfrastructureError(f"the self-test's probe does not run in the {role} container: {told['look']}")
     return Facts(answers["look"], answers, told, role, limits)
 
 
-def _statuses(sandbox: Sandbox, limits: Limits) -> dict[str, str]:
+def _statuses(subject: _Subject, limits: Limits) -> dict[str, str]:
     """What programs that take too much end as."""
     size = limits.output_bytes + (1 << 20)
+    hog = f"x = bytearray({int(limits.memory_bytes * 1.5)})\nfor i in range(0, len(x), 4096): x[i] = 1"
     programs = {
-        "endless loop": ("while True: pass", 0.5),
-        "output flood": (f"print('x' * {size})", None),
-        "memory hog": (
-            f"x = bytearray({int(limits.memory_bytes * 1.5)})\nfor i in range(0, len(x), 4096): x[i] = 1",
-            None,
-        ),
+        "endless loop": Job("while True: pass", StdioTests((Case("", ""),)), time_s=0.5),
+        "output flood": Job(f"print('x' * {size})", StdioTests((Case("", ""),))),
+        "memory hog": Job(hog, StdioTests((Case("", ""),))),
     }
-    found: dict[str, str] = {}
-    for name, (source, time_s) in programs.items():
-        try:
-            found[name] = sandbox.run(Job(source, StdioTests((Case("", ""),)), time_s=time_s)).status
-        except SandboxBroken as broken:
-            found[name] = f"broke the sandbox: {broken}"
-    return found
+    return {name: subject.run(job).status for name, job in programs.items()}
 
 
 EXPECTED_STATUS = {"endless loop": "time_limit", "output flood": "output_limit", "memory hog": "memory_limit"}
@@ -149,14 +168,12 @@ def self_test(config: CodeConfig, *, alter: Callable[[Role, dict[str, Any]], dic
     with connect(config.docker_host) as engine:
         check_runtime(engine, config.runtime)
         plan = Plan(check_image(engine, config.image), owner_label(), limits, config.runtime, alter=alter)
-        sandbox = Sandbox(engine, plan, serial=0)
+        subject = _Subject(engine, plan)
         try:
-            facts = {role: _facts(sandbox, role, limits) for role in ROLES}
-            statuses = _statuses(sandbox, limits)
-        except SandboxBroken as broken:
-            raise InfrastructureError(f"the self-test's sandbox broke: {broken}") from broken
+            facts = {role: _facts(subject, role, limits) for role in ROLES}
+            statuses = _statuses(subject, limits)
         finally:
-            sandbox.remove(engine)
+            subject.close()
     checks = []
     for name, check in CHECKS.items():
         results = {role: check(facts[role]) for role in ROLES}
