@@ -45,9 +45,8 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__fi
 
 from sympy.core.cache import clear_cache  # noqa: E402
 
-from math_verifier import check as checks  # noqa: E402
 from math_verifier.api import DEFAULT_POLICY, Pending, begin, verify_many, verify_pair  # noqa: E402
-from math_verifier.check import Kind  # noqa: E402
+from math_verifier.check import Kind, check  # noqa: E402
 from math_verifier.pool import MathPool  # noqa: E402
 from math_verifier.worker_main import RECURSION  # noqa: E402
 
@@ -163,7 +162,7 @@ def alone(data: Set) -> Turn:
     def grade(gold: str, text: str, kind: Kind) -> tuple[bool, str]:
         decided = begin(gold, text, kind, DEFAULT_POLICY)
         if isinstance(decided, Pending):
-            decided = checks.check(decided.gold, decided.answer, DEFAULT_POLICY)
+            decided = check(decided.gold, decided.answer, DEFAULT_POLICY)
         return decided.status == "correct", decided.stage
 
     limit = sys.getrecursionlimit()
@@ -215,9 +214,10 @@ def many(workers: int) -> Callable[[Set], Turn]:
 def forget() -> None:
     """Empty every cache that remembers values of rows."""
     clear_cache()
-    for cached in vars(checks).values():
-        if hasattr(cached, "cache_clear"):
-            cached.cache_clear()
+    for module in [module for name, module in sys.modules.items() if name.startswith("math_verifier.")]:
+        for cached in vars(module).values():
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
 
 
 @contextmanager
@@ -244,11 +244,10 @@ def measured(turn: Turn, pool: MathPool | None = None) -> Iterator[None]:
 
 def _children_cpu(pool: MathPool | None) -> float:
     """CPU seconds of the pool's processes: of live workers to the nanosecond, of dead ones in ticks of 10 ms."""
-    if pool is None or not pool.pids:
+    if pool is None:
         return 0.0
     live = sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for pid in pool.pids)
-    template = Path(f"/proc/{pool.pids[0]}/stat").read_text().rpartition(") ")[2].split()[1]
-    dead = Path(f"/proc/{template}/stat").read_text().rpartition(") ")[2].split()
+    dead = Path(f"/proc/{pool.template_pid}/stat").read_text().rpartition(") ")[2].split()
     return live + (int(dead[13]) + int(dead[14])) / 100
 
 
@@ -273,6 +272,7 @@ def rate_rows(data: Set, turns: dict[str, list[Turn]]) -> Iterator[list[str]]:
     for name, own in turns.items():
         pairs = list(zip(own[0].accepted, data.expected, strict=True))
         rates = [len(data.cases) / turn.wall for turn in own]
+        cpu = statistics.median(turn.cpu for turn in own)
         ratio = ""
         if base:
             ratios = [theirs.wall / turn.wall for turn, theirs in zip(own, base, strict=True)]
@@ -289,7 +289,8 @@ def rate_rows(data: Set, turns: dict[str, list[Turn]]) -> Iterator[list[str]]:
             else f"{statistics.median(rates):,.0f}",
             f"{min(rates):,.0f} to {max(rates):,.0f}",
             ratio,
-            f"{statistics.median(turn.cpu for turn in own) / len(data.cases) * 1000:.3f}",
+            f"{cpu / len(data.cases) * 1000:.3f}",
+            f"{statistics.median(turn.cpu for turn in base) / cpu:.1f}" if base else "",
             f"{max(max(turn.seconds) for turn in own):.3f}",
         ]
 
@@ -317,7 +318,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="adds a pool of so many workers")
     parser.add_argument("--sets", default="", help="starts of the names of the sets to run, with commas")
     options = parser.parse_args()
-    console = Console(width=max(150, Console().width))
+    console = Console(width=max(170, Console().width))
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     installed = importlib.util.find_spec("math_verify") is not None
     if not installed:
@@ -349,7 +350,7 @@ def main() -> None:
         rates = Table(title=f"{name}: {len(data.cases):,} cases, {rounds} round(s)", title_justify="left")
         for column in ("grader", "right", "false accept", "false reject", "cases/s", "low to high"):
             rates.add_column(column, justify="left" if column == "grader" else "right", no_wrap=True)
-        for column in ("/ math-verify", "CPU ms/case", "slowest s"):
+        for column in ("/ math-verify", "CPU ms/case", "CPU ratio", "slowest s"):
             rates.add_column(column, justify="right", no_wrap=True)
         for row in rate_rows(data, turns):
             rates.add_row(*row)
