@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TextIO, cast
 
+import msgspec
+
 from code_verifier.api import CodeResult, Pool, verify_many
 from code_verifier.task import read_tests
 from gristmill.errors import BadInput
@@ -38,7 +40,8 @@ def read_row(line: str, number: int) -> Row:
     ``checker_source`` and ``time_limit_s`` if wanted.
 
     ``tests`` is Python source for test type ``assert``; a list of ``{"stdin", "stdout"}`` for ``stdio``; a list of
-    ``{"input", "expected"}``, an array of arguments and a value, for ``call``.
+    ``{"input", "expected"}``, an array of arguments and a value, for ``call``. Rows that ``gristmill sample`` made of
+    ``gristmill problems export`` have an object there, which holds all of this.
 
     Raises:
         BadInput: no such row, or tests that cannot be used; the message names the line.
@@ -61,6 +64,11 @@ def read_row(line: str, number: int) -> Row:
 
 
 def _tests(row: dict[str, Any]) -> CodeTests:
+    if isinstance(row.get("tests"), dict):
+        try:
+            return msgspec.convert(row["tests"], CodeTests)
+        except msgspec.ValidationError as error:
+            raise BadInput(f'"tests": {error}') from error
     kind = row.get("test_type")
     if kind not in KINDS:
         raise BadInput(f'"test_type" must be one of {", ".join(KINDS)}, not {str(kind)[:40]!r}')

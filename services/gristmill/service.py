@@ -126,6 +126,7 @@ EXTRAS = {
     "problem_producer": "producer",
     "sglang_generator": "generator",
     "math_verifier": "math",
+    "code_verifier": "code",
     "grpo_trainer": "trainer",
 }
 """Extra of ``pyproject.toml`` that brings each service's dependencies."""

@@ -120,6 +120,13 @@ class SourceConfig(Section):
     challenge: bool = False
     """Add MBPP's challenge tests to the asserts."""
 
+    @property
+    def problem_kind(self) -> Literal["math", "code"]:
+        """Which verifier scores the problems of this source."""
+        if self.kind in ("humaneval", "mbpp"):
+            return "code"
+        return self.fields.kind if self.fields is not None else "math"
+
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, value: Any) -> Any:

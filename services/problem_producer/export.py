@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
+
 from gristmill.messages import Problem
 from problem_producer.config import ProblemsConfig
 from problem_producer.sequence import ProblemSequence
@@ -55,14 +57,7 @@ _DRY = 3000
 def exported(rendered: Rendered, source: str) -> dict[str, object]:
     """One row of an export."""
     item, prompt = rendered
-    tests = None
-    if item.tests is not None:
-        tests = {
-            "kind": item.tests.kind,
-            "source": item.tests.source,
-            "entry_point": item.tests.entry_point,
-            "cases": [{"input": case.input, "expected": case.expected} for case in item.tests.cases],
-        }
+    tests = None if item.tests is None else msgspec.to_builtins(item.tests)
     return {
         "problem_id": item.problem_id,
         "source": source,

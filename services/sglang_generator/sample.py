@@ -46,6 +46,8 @@ class _Row(msgspec.Struct):
     answer: str | None = None
     messages: tuple[ChatMessage, ...] = ()
     prompt: str | None = None
+    tests: dict[str, Any] | None = None
+    """Of a code problem; copied to its completions."""
     sampling: dict[str, Any] = {}
 
 
@@ -73,7 +75,8 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
                     completion = await _generate(client, config, prompts, problem, index, expected)
                 done += 1
                 progress(done, len(rows) * job.samples)
-                return {"id": f"{row.problem_id}/{index}", "line": number, "gold": row.answer, **completion}
+                scored_by = {"gold": row.answer} if row.tests is None else {"tests": row.tests}
+                return {"id": f"{row.problem_id}/{index}", "line": number, **scored_by, **completion}
 
             async with asyncio.TaskGroup() as group:
                 tasks = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from gristmill.config import Section
@@ -18,5 +20,7 @@ class LocalConfig(Section):
     """Source of the held-out problems; the held-out split of the training sources by default."""
     warmup_problems: int = Field(default=4000, ge=1)
     """Problems that the tiny policy's supervised warm-up may draw from."""
+    verifiers: tuple[Literal["math", "code"], ...] | None = None
+    """Verifiers to start; those that the sources of problems need by default. ``code`` needs a Docker engine."""
     status_interval_s: float = Field(default=10.0, gt=0)
     """Seconds between status lines when the output is not a terminal."""

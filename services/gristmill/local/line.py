@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 CLUSTER_TIMEOUT_S = 10.0
 ENGINE_START_TIMEOUT_S = 600.0
-STOP_ORDER = ("problem_producer", "sglang_generator", "math_verifier", "grpo_trainer", "engine")
+STOP_ORDER = ("problem_producer", "sglang_generator", "math_verifier", "code_verifier", "grpo_trainer", "engine")
 """Upstream first, so that what was begun flows through and is committed."""
 
 
@@ -82,7 +82,7 @@ class LocalLine:
 
     def start_services(self) -> None:
         """Trainer first (it publishes version 0 and the credit), producer last."""
-        for name in ("grpo_trainer", "math_verifier", "sglang_generator", "problem_producer"):
+        for name in ("grpo_trainer", *self.resolved.verifiers, "sglang_generator", "problem_producer"):
             port = free_port()
             finite = name == "problem_producer" or (
                 name == "grpo_trainer" and self.resolved.options.versions is not None
@@ -162,6 +162,8 @@ def open_line(resolved: ResolvedLine, say: Say, interrupt: Interrupt) -> Iterato
         common = resolved.settings.common.model_copy(update={"bootstrap": bootstrap})
         topics = Topics(common.topic_prefix)
         apply(AdminClient(admin_config(common)), topics, timeout_s=CLUSTER_TIMEOUT_S)
+        if "code_verifier" in resolved.verifiers:
+            check_sandbox(resolved, helpers, say)
         policy_dir = prepare_policy(resolved, helpers, say)
         port = resolved.engine_port or free_port()
         urls = resolved.engines or (f"http://127.0.0.1:{port}",)
@@ -207,6 +209,18 @@ def write_config(resolved: ResolvedLine, bootstrap: str, policy_dir: Path, port:
     path = resolved.run_dir / "config.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     return path
+
+
+def check_sandbox(resolved: ResolvedLine, helpers: Helpers, say: Say) -> None:
+    """Prove the code verifier's sandbox before anything is made ready for problems that it could not score.
+
+    Raises:
+        GristmillError: no Docker engine, no image, or a limit that does not hold; the message says what to do.
+    """
+    config = resolved.run_dir / "sandbox.yaml"
+    config.write_text(yaml.safe_dump(resolved.values, sort_keys=False), encoding="utf-8")
+    helpers.run(["sandbox", "selftest", "--config", str(config)], "the self-test of the code sandbox")
+    say("the code sandbox holds")
 
 
 def prepare_policy(resolved: ResolvedLine, helpers: Helpers, say: Say) -> Path:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, SecretStr
 
 from gristmill.config import ENV_PREFIX, Section, Settings, load_settings, merge
 from gristmill.errors import ConfigError
+from gristmill.local.config import LocalConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,15 @@ class ResolvedLine:
     def engine_port(self) -> int | None:
         """Port that the user wants the embedded engine on."""
         return self.chosen("engine", "port") or None
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """Services that score: those named in ``local.verifiers``, else those that the sources need."""
+        kinds = self.settings.section("local", LocalConfig).verifiers
+        if kinds is None:
+            sources = getattr(getattr(self.settings, "problems", None), "sources", ())
+            kinds = tuple(getattr(source, "problem_kind", "math") for source in sources)
+        return tuple(f"{kind}_verifier" for kind in sorted(set(kinds), reverse=True))
 
     def chosen(self, section: str, name: str) -> Any:
         """A setting of another package's section, None where only its default stands."""
