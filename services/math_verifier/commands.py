@@ -67,6 +67,6 @@ def verify_math(
     counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
     console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
     for problem in report.bad:
-        console.print(f"{source}: {problem}", style="red", markup=False)
+        console.print(f"{source}: {problem}", style="red", markup=False, soft_wrap=True)
     if report.bad:
         raise typer.Exit(1)

@@ -31,9 +31,9 @@ def pool() -> Iterator[MathPool]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
-    """A Ray cluster of this process, started once: every pool of Ray actors in it uses this one."""
+    """A Ray cluster of this process, started once for a file of tests: every pool of Ray actors uses it."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'gristmill[math-ray]'")
     from math_verifier.pool_ray import Cluster, import_ray
 

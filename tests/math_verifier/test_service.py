@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gristmill.cli import build
-from gristmill.messages import (
-    Completion,
-    PolicySpan,
-    Sampling,
-    Verdict,
-    make_group_id,
-    make_sample_id,
-    pack_ids,
-    pack_logprobs,
-)
+from gristmill.config import load_settings
+from gristmill.errors import MissingExtra
+from gristmill.messages import Verdict
 from gristmill.publisher import Publisher
 from gristmill.reader import read_all
 from gristmill.service import ServiceContext
@@ -30,46 +25,14 @@ from gristmill.verdicts import lost_verdict
 from gristmill.worker import RawRecord
 from grpo_trainer.assembler import Assembler, Rules
 from math_verifier.config import MathConfig, MathPolicy
+from math_verifier.pool import open_pool
 from math_verifier.service import SERVICE, reward_of
 from support.context import apply_topics, make_context
+from support.math import HANGS, all_verdicts, completion
 from support.processes import wait_until
 
 OWN = {"status", "reward", "reason", "extracted", "gold", "stage", "verifier", "verifier_version", "verify_s", "detail"}
 """Fields of a verdict that a completion does not have."""
-
-
-def completion(ordinal: int, index: int, text: str, reference: str | None = "\\frac{1}{2}", **over: Any) -> Completion:
-    group_id = make_group_id("run", ordinal)
-    values: dict[str, Any] = {
-        "run_id": "run",
-        "sample_id": make_sample_id(group_id, index),
-        "group_id": group_id,
-        "index": index,
-        "ordinal": ordinal,
-        "group_size": 8,
-        "problem_id": f"p{ordinal}",
-        "kind": "math",
-        "source": "test",
-        "difficulty": 0.25,
-        "reference": reference,
-        "prompt_token_ids": pack_ids([1, 2, 3]),
-        "completion_token_ids": pack_ids([4, 5, 6, index]),
-        "logprobs": pack_logprobs([-0.5, -0.25, -1.5, -0.125]),
-        "text": text,
-        "finish_reason": "stop",
-        "policy_run_id": "run",
-        "policy_version_oldest": 3,
-        "policy_version_newest": 4,
-        "policy_spans": (PolicySpan(version=3, start=0, length=2), PolicySpan(version=4, start=2, length=2)),
-        "sampling": Sampling(temperature=0.7, max_new_tokens=64, seed=index),
-        "engine": "http://engine",
-        "engine_weight_version": "run-v3",
-        "admission_wait_s": 0.5,
-        "generation_s": 1.5,
-        "problem_created_at_ms": 11,
-        "completed_at_ms": 12,
-    }
-    return Completion(**values | over)
 
 
 class RunningService:
@@ -98,30 +61,30 @@ class RunningService:
             raise self.failure
 
 
-@pytest.fixture
-def ctx(embedded_broker: Any, prefix: str) -> ServiceContext[MathConfig]:
+@pytest.fixture(params=["processes", "ray"])
+def ctx(embedded_broker: Any, prefix: str, request: pytest.FixtureRequest) -> ServiceContext[MathConfig]:
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
     apply_topics(embedded_broker.bootstrap, prefix)
-    config = MathConfig(workers=1, time_limit_s=1.0, unparsable_reward=-0.5, reward_correct=2.0, reward_wrong=0.25)
+    config = MathConfig(
+        pool=request.param, workers=1, time_limit_s=1.0, unparsable_reward=-0.5, reward_correct=2.0, reward_wrong=0.25
+    )
     return make_context(embedded_broker.bootstrap, prefix, config, name="math_verifier", drain_timeout_s=10)
 
 
 def verdicts(ctx: ServiceContext[MathConfig]) -> dict[str, Verdict]:
-    records = list(read_all(ctx.common, ctx.codec, ctx.topics.verdicts))
-    found = {record.message.sample_id: record.message for record in records if isinstance(record.message, Verdict)}
+    records = all_verdicts(ctx)
+    found = {verdict.sample_id: verdict for verdict in records}
     assert len(found) == len(records)
-    for record in records:
-        assert record.message is not None
-        assert record.key == record.message.group_id
     return found
 
 
 def test_completions_become_verdicts(ctx: ServiceContext[MathConfig]) -> None:
-    hang = "\\boxed{\\int_0^1 \\frac{\\sin(x^{7}+\\tan x)}{\\sqrt{1+x^{11}\\cos^3 x}} dx}"
     sent = [
         completion(1, 0, "so \\boxed{0.5}"),
         completion(1, 1, "so \\boxed{0.6}"),
         completion(1, 2, "I do not know"),
-        completion(1, 3, hang, reference="\\pi"),
+        completion(1, 3, f"\\boxed{{{HANGS[0]}}}", reference=HANGS[1]),
         completion(1, 4, "\\boxed{1}", reference=None),
         completion(1, 5, "\\boxed{1}", reference="\\frac{1"),
         completion(2, 0, "<think>\\boxed{0.5}", finish_reason="length"),
@@ -207,7 +170,28 @@ def test_the_policy_is_a_setting() -> None:
     assert MathConfig().policy == MathPolicy()
 
 
-def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path) -> None:
+def test_the_pool_is_a_setting() -> None:
+    environ = {"GRISTMILL_MATH__POOL": "ray", "GRISTMILL_MATH__RAY_RUNTIME_ENV": "{pip: [gristmill]}"}
+    config = load_settings(environ=environ).section("math", MathConfig)
+    assert (config.pool, config.ray_address, config.ray_runtime_env) == ("ray", None, {"pip": ["gristmill"]})
+
+
+def test_without_ray_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"gristmill\[math-ray\]"):
+        open_pool(MathConfig(pool="ray"))
+
+
+def test_ray_is_imported_only_when_it_is_chosen() -> None:
+    code = "import math_verifier.service, math_verifier.commands, sys; from math_verifier.config import MathConfig; "
+    code += "from math_verifier.pool import open_pool; open_pool(MathConfig()); sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["processes", "ray"])
+def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "ray":
+        request.getfixturevalue("ray_cluster")
     lines = [
         '{"id": "a", "gold": "\\\\frac{1}{2}", "pred": "0.5"}',
         "not json",
@@ -217,17 +201,24 @@ def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path) -> None:
         '{"id": "d", "gold": 2, "pred": 2.0}',
         "[1]",
         '{"gold": "2", "pred": "((", "extra": 1}',
+        json.dumps({"id": "hung", "gold": HANGS[1], "pred": HANGS[0]}),
+        '{"id": "half", "gold": "2", "pred": "\\ud83d"}',
+        '{"id": "big", "gold": ' + "9" * 5000 + ', "pred": "1"}',
+        '{"id": {"any": "json"}, "gold": "x+1", "pred": "1+x"}',
     ]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(lines), encoding="utf-8")
-    outcome = CliRunner().invoke(
-        build(), ["verify", "math", "--in", str(source), "--out", str(target), "--workers", "1"]
-    )
+    arguments = ["--in", str(source), "--out", str(target), "--workers", "1", "--time-limit", "1", "--pool", kind]
+    outcome = CliRunner().invoke(build(), ["verify", "math", *arguments])
     rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     assert [(row["id"], row["status"], row["correct"]) for row in rows] == [
         ("a", "correct", True), ("b", "wrong", False), ("d", "correct", True), (8, "unparsable", False),
+        ("hung", "timeout", False), ("half", "unparsable", False), ({"any": "json"}, "correct", True),
     ]  # fmt: skip
     assert set(rows[0]) == {"id", "status", "correct", "extracted", "stage", "seconds"}
     assert outcome.exit_code == 1
-    for number in (2, 5, 7):
+    for number in (2, 5, 7, 11):
         assert f"line {number}:" in outcome.output
+    assert outcome.output.count("line ") == 4
+    assert "7 rows verified" in outcome.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
