@@ -39,7 +39,7 @@ REMEMBERED: Final = 300
 """Longest normalised text, in characters, whose trees are remembered: a group of samples has one reference."""
 INLINE_LIMIT: Final = 400
 """Longest answer, in characters, that is looked at outside a worker."""
-_PLAIN: Final = re.compile(r"[+-]?(?:\d{1,40}|\d{1,3}(?:,\d{3}){1,12})(?:\.\d{1,40})?")
+_PLAIN: Final = re.compile(r"[+-]?(?:\d{1,40}|[1-9]\d{0,2}(?:,\d{3}){1,12})(?:\.\d{1,40})?")
 _FRACTION: Final = re.compile(
     r"([+-]?)(?:\\frac\{([0-9]{1,40})\}\{([0-9]{1,40})\}|([0-9]{1,40})/([0-9]{1,40})|([0-9]{1,40}(?:\.[0-9]{1,40})?))"
 )

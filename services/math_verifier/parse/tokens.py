@@ -39,7 +39,7 @@ _TEXT: Final = re.compile(
 _CMD: Final = re.compile(r"\\([A-Za-z]+)\*?")
 _WORD: Final = re.compile(r"[A-Za-z]+")
 _OPS: Final = re.compile(r"\*\*|<=|>=|!=|==|<>|=>|->|\\\\|\\[{}|%$#&_^!]|[-+*/^_=<>(){}\[\]|,;:!'%&.?°£€¥₹\"]")
-_THOUSANDS: Final = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d])|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)")
+_THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?![\d])|[1-9]\d?(?:,\d{2})+,\d{3}(?!\d)")
 _SPACED: Final = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/]|\s*\\frac|\.\d* \d)")
 _DIGITS: Final = re.compile(r"\d+")
 _DECIMAL_COMMA: Final = re.compile(r",(\d+)")
