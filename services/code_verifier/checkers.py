@@ -1,8 +1,8 @@
 """Whether the output of a program is the expected one.
 
-``exact``: the same bytes; a newline at the end may be missing or be one too many. ``tokens``: the same words, whatever the space
-between them. ``float``: the same words, where words that are numbers may differ by 1e-6, absolutely or relatively (``5.0`` is
-``5``). Output that is not UTF-8 is equal to nothing but the same bytes.
+``exact``: the same bytes; a newline at the end may be missing or be one too many. ``tokens``: the same words, whatever
+the space between them. ``float``: the same words, where words that are numbers may differ by 1e-6, absolutely or
+relatively (``5.0`` is ``5``). Output that is not UTF-8 is equal to nothing but the same bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The host's end of a container's attach socket.
 
 Unpacks Docker's multiplexed stream, the warden's frames inside it, and the messages of a child's channel inside those.
-Nothing here blocks: :func:`wait` does, until a deadline, for any of several links, and sends what is queued meanwhile, so two
-links cannot wait for each other.
+Nothing here blocks: :func:`wait` does, until a deadline, for any of several links, and sends what is queued meanwhile,
+so two links cannot wait for each other.
 """
 
 from __future__ import annotations

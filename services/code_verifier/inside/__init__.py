@@ -9,7 +9,7 @@ Modules:
     cleaning    what a program can leave behind, and how it is removed
     limits      rlimits, cgroup counters, prctl
     frames      framing, also used by the host
-    values      plain data as JSON
+    values      plain data: bounds, contents of containers; encoding writes it, decoding reads it
     peer        calls between the judge's child and the candidate's child
     candidate   the child that holds the program's functions
     program     the child that is the program (standard input and output)

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import frames, values
+from .decoding import Decoder
+from .encoding import Encoder
 from .peer import Peer
-from .values import Decoder, Encoder, Json, Malformed
+from .values import Json, Malformed
 
 if TYPE_CHECKING:
     import asyncio
@@ -152,7 +154,7 @@ class CandidatePeer(Peer):
         if type(value) is GivenIterator:
             return self.export(value._given)
         kind = type(value)
-        if kind is types.ModuleType and value is sys.modules.get(value.__name__):
+        if isinstance(value, types.ModuleType) and value is sys.modules.get(value.__name__):
             return ["p", value.__name__]
         if issubclass(kind, type):
             if issubclass(value, BaseException):  # type: ignore[arg-type]
@@ -199,7 +201,7 @@ class CandidatePeer(Peer):
                 break
         return [self.exception_class(type(error)), self.number(error), encoder.encode(text[:20_000]), args, where]
 
-    def restore(self, decoder: Decoder, described: Json) -> BaseException:
+    def restore(self, _decoder: Decoder, described: Json) -> BaseException:
         if described[0] is None:
             own: BaseException = self.owned(described[1])
             return own
@@ -226,9 +228,11 @@ class CandidatePeer(Peer):
             case "get", (target, name):
                 return getattr(target, name)
             case "set", (target, name, value):
-                return setattr(target, name, value)
+                setattr(target, name, value)
+                return None
             case "del", (target, name):
-                return delattr(target, name)
+                delattr(target, name)
+                return None
             case "item", (target, key):
                 return target[key]
             case "setitem", (target, key, value):

@@ -1,7 +1,7 @@
 """What a program can leave behind in its container, and how it is removed.
 
-Processes are the supervisor's business. Here: files of every writable mount, whatever their modes and depth, and System V
-IPC objects (POSIX message queues and shared memory are files of such mounts, or forbidden).
+Processes are the supervisor's business. Here: files of every writable mount, whatever their modes and depth, and System
+V IPC objects (POSIX message queues and shared memory are files of such mounts, or forbidden).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import stat
 import time
 from pathlib import Path
 
-TMP = "/tmp"
-WORK = "/tmp/work"
+WORK = "/tmp/work"  # noqa: S108 - the container's own
 SECONDS = 5.0
 _IPC_RMID = 0
 _SKIPPED = frozenset(("proc", "sysfs", "cgroup", "cgroup2", "devpts"))
@@ -90,35 +89,39 @@ def _remove(top: int, name: str, moved: int) -> int:
     return moved
 
 
-def remove_ipc() -> None:
-    """Remove System V shared memory, semaphores and message queues; the namespace is this container's."""
-    for kind, remove in (
-        ("shm", lambda n: _libc.shmctl(n, _IPC_RMID, None)),
-        ("sem", lambda n: _libc.semctl(n, 0, _IPC_RMID, 0)),
-        ("msg", lambda n: _libc.msgctl(n, _IPC_RMID, None)),
-    ):
-        path = Path(f"/proc/sysvipc/{kind}")
-        for _ in range(2):
-            try:
-                lines = path.read_text(encoding="ascii").splitlines()[1:]
-            except OSError:
-                break
-            if not lines:
-                break
-            for line in lines:
-                remove(int(line.split()[1]))
-        else:
-            if path.read_text(encoding="ascii").splitlines()[1:]:
-                raise Litter(f"System V IPC objects ({kind}) are left")
+def ipc_tables() -> dict[str, int]:
+    """The kernel's tables of System V IPC objects of this container's namespace, open."""
+    found: dict[str, int] = {}
+    for kind in _REMOVE:
+        with contextlib.suppress(OSError):
+            found[kind] = os.open(f"/proc/sysvipc/{kind}", os.O_RDONLY)
+    return found
 
 
-def clean(mounts: dict[str, int]) -> str | None:
+_REMOVE = {
+    "shm": lambda number: _libc.shmctl(number, _IPC_RMID, None),
+    "sem": lambda number: _libc.semctl(number, 0, _IPC_RMID, 0),
+    "msg": lambda number: _libc.msgctl(number, _IPC_RMID, None),
+}
+
+
+def remove_ipc(tables: dict[str, int]) -> None:
+    """Remove System V shared memory, semaphores and message queues."""
+    for kind, fd in tables.items():
+        rows = os.pread(fd, 1 << 16, 0).splitlines()[1:]
+        for row in rows:
+            _REMOVE[kind](int(row.split()[1]))
+        if rows and len(os.pread(fd, 1 << 16, 0).splitlines()) > 1:
+            raise Litter(f"System V IPC objects ({kind}) are left")
+
+
+def clean(mounts: dict[str, int], tables: dict[str, int]) -> str | None:
     """Remove everything; what could not be, in words."""
     deadline = time.monotonic() + SECONDS
     try:
         for point, mode in mounts.items():
             empty(point, mode, deadline)
-        remove_ipc()
+        remove_ipc(tables)
     except (Litter, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -1,8 +1,8 @@
 """Whether what a call gave is what JSON says it should be.
 
-Equal by Python's ``==``, and: a tuple stands for an array; a whole or broken number is equal by value, true and false only to
-themselves; NaN equals NaN; a key that is no text stands for what JSON writes for it. With a tolerance, numbers may differ by
-it, absolutely or relatively.
+Equal by Python's ``==``, and: a tuple stands for an array; a whole or broken number is equal by value, true and false
+only to themselves; NaN equals NaN; a key that is no text stands for what JSON writes for it. With a tolerance, numbers
+may differ by it, absolutely or relatively.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Tests of kind assert run statement by statement in a namespace that looks up what it lacks in the candidate. A statement
 that fails by an AssertionError of its own, or by an error of its own after the program supplied something, is a wrong
-answer; the program's own exception is a runtime error; tests that fail by themselves, or that never use the program, say
-nothing about it (``sandbox_error``).
+answer; the program's own exception is a runtime error; tests that fail by themselves, or that never use the program,
+say nothing about it (``sandbox_error``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import random
 import sys
 import time
 import types
-import unittest
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from . import compare, frames, values
-from .remote import FromCandidate, JudgePeer, Stop
+from .encoding import is_plain
+from .judge_peer import JudgePeer, Stop
+from .mirrors import FromCandidate
 from .values import Json
 
 SPACE = "__main__"
@@ -45,7 +47,7 @@ class Space(dict[str, Any]):
         if name in _BUILTIN_NAMES and name not in self._shadowed:
             raise KeyError(name)
         value = self._peer.name(name)
-        if type(value).__name__ != "module" and not values.is_plain(value):
+        if type(value).__name__ != "module" and not is_plain(value):
             self._found[name] = value
         return value
 
@@ -214,7 +216,7 @@ def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tu
                 return
     if not peer.heard:
         for run_test in _hidden_tests(space):
-            if not reporter.test(lambda run_test=run_test: classify(peer, run_test)):
+            if not reporter.test(partial(classify, peer, run_test)):
                 return
     if not peer.heard:
         reporter.done("sandbox_error", "the tests never used the program")
@@ -224,10 +226,11 @@ def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tu
 
 def _hidden_tests(space: Space) -> Iterator[Callable[[], object]]:
     """Tests in the manner of pytest and unittest, for sources that define them and call none."""
+    unittest = sys.modules.get("unittest")  # the tests have imported it, if they use it
     for name, value in list(space.items()):
         if name.startswith("test") and isinstance(value, types.FunctionType) and not value.__code__.co_argcount:
             yield value
-        elif isinstance(value, type) and issubclass(value, unittest.TestCase):
+        elif isinstance(value, type) and unittest is not None and issubclass(value, unittest.TestCase):
             for test in unittest.defaultTestLoader.loadTestsFromTestCase(value):
                 yield test.debug
 
@@ -239,7 +242,8 @@ def _compiled(tree: ast.Module, node: ast.stmt) -> types.CodeType:
             for name in other.names:
                 feature = getattr(__import__("__future__"), name.name, None)
                 flags |= feature.compiler_flag if feature is not None else 0
-    return compile(ast.Module([node], []), FILE, "exec", flags=flags, dont_inherit=True)
+    code: types.CodeType = compile(ast.Module([node], []), FILE, "exec", flags=flags, dont_inherit=True)
+    return code
 
 
 def _imports(tree: ast.Module) -> Json:
@@ -253,8 +257,8 @@ def _imports(tree: ast.Module) -> Json:
 
 
 def _shadowed(tree: ast.Module, entry_point: str | None) -> frozenset[str]:
-    """Builtin names that mean the candidate's function: the entry point, or, where the tests name nothing else that they
-    do not define, the first such name that they call."""
+    """Builtin names that mean the candidate's function: the entry point, or, where the tests name nothing else that
+    they do not define, the first such name that they call."""
     if entry_point is not None:
         return frozenset((entry_point.partition(".")[0],)) & _BUILTIN_NAMES
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
@@ -286,9 +290,13 @@ def _shadowed(tree: ast.Module, entry_point: str | None) -> frozenset[str]:
 
 def _prelude(space: Space, source: str, entry_point: str | None) -> None:
     """The problem's own code: imports and whole functions, but for the one to be written."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    for text in (source, source + "\n    pass\n"):  # a prompt may end with the head of what is to be written
+        try:
+            tree = ast.parse(text)
+            break
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    else:
         return
     kept: list[ast.stmt] = []
     for node in tree.body:

@@ -6,13 +6,12 @@ import contextlib
 import ctypes
 import os
 import resource
-from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 STACK_BYTES = 64 << 20
 _COUNTERS = (
-    ("/sys/fs/cgroup/memory.events", "oom_kill"),
-    ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill"),
+    ("/sys/fs/cgroup/memory.events", b"oom_kill"),
+    ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill"),
 )
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,23 +33,32 @@ def apply(memory_bytes: int, file_bytes: int, open_files: int, cpu_s: int) -> No
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_STACK, STACK_BYTES),
     ):
-        _, hard = resource.getrlimit(what)
+        soft, hard = resource.getrlimit(what)
         allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        with contextlib.suppress(ValueError, OSError):
+        # gVisor refuses to set some of them, also to what they are.
+        if (soft, hard) != (allowed, allowed):
             resource.setrlimit(what, (allowed, allowed))
+
+
+def _open_counter() -> tuple[int, bytes] | None:
+    for path, key in _COUNTERS:
+        with contextlib.suppress(OSError):
+            return os.open(path, os.O_RDONLY), key
+    return None
+
+
+_counter = _open_counter()
 
 
 def oom_kills() -> int | None:
     """Processes of this container that the kernel killed for memory; none where it does not say."""
-    for path, key in _COUNTERS:
-        try:
-            text = Path(path).read_text(encoding="ascii")
-        except OSError:
-            continue
-        for line in text.splitlines():
-            name, _, value = line.partition(" ")
-            if name == key:
-                return int(value)
+    if _counter is None:
+        return None
+    fd, key = _counter
+    for line in os.pread(fd, 4096, 0).splitlines():
+        name, _, value = line.partition(b" ")
+        if name == key:
+            return int(value)
     return None
 
 
@@ -67,5 +75,11 @@ def own_state() -> tuple[object, ...]:
 
 def prefer_for_oom() -> None:
     """Be what the kernel kills when memory runs out, not PID 1."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:
+        return
+    try:
+        os.write(fd, b"1000")
+    finally:
+        os.close(fd)

@@ -4,8 +4,8 @@ A request is a tuple ``(operation, *operands)``; an answer is a value or an exce
 operands' containers that changed (call by copy and restore: what the callee did to a list is seen by the caller, and
 an operand that comes back is the caller's own object).
 
-What is not plain stays where it is: its owner gives it a number, the other side a stand-in. The two sides differ in what
-they allow (:meth:`Peer.perform`) and in their stand-ins: :mod:`.candidate`, :mod:`.remote`.
+What is not plain stays where it is: its owner gives it a number, the other side a stand-in. The two sides differ in
+what they allow (:meth:`Peer.perform`) and in their stand-ins: :mod:`.candidate`, :mod:`.remote`.
 
 Turns: one side at a time may speak, the judge first. A request or an answer gives the turn away. The host holds both
 sides to it.
@@ -18,7 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import frames, values
-from .values import Decoder, Encoder, Json, Malformed
+from .decoding import Decoder
+from .encoding import Encoder
+from .values import Json, Malformed
 
 NESTING = 40
 
@@ -79,7 +81,8 @@ class Peer:
         """Have the other side do something: its value, or its exception raised."""
         with self._turn:
             encoder = Encoder(self.export)
-            data = values.dumps(encoder.encode((operation, *operands)))
+            with values.deep():
+                data = values.dumps(encoder.encode((operation, *operands)))
             if self._nested >= NESTING:
                 raise RecursionError(f"calls between the tests and the program are nested more than {NESTING} deep")
             self._nested += 1
@@ -100,13 +103,14 @@ class Peer:
         if type(message) is not list or len(message) != 3 or type(message[2]) is not list:
             raise Malformed("an answer")
         decoder = Decoder(self.resolve, containers)
-        result = decoder.decode(message[1]) if message[0] == "ok" else self.restore(decoder, message[1])
-        for change in message[2]:
-            if type(change) is not list or len(change) != 2:
-                raise Malformed("a change")
-            if type(change[0]) is not int or change[0] >= len(containers):
-                raise Malformed("a change of what was not sent")
-            decoder.change(change[0], change[1])
+        with values.deep():
+            result = decoder.decode(message[1]) if message[0] == "ok" else self.restore(decoder, message[1])
+            for change in message[2]:
+                if type(change) is not list or len(change) != 2:
+                    raise Malformed("a change")
+                if type(change[0]) is not int or change[0] >= len(containers):
+                    raise Malformed("a change of what was not sent")
+                decoder.change(change[0], change[1])
         if message[0] == "ok":
             return result
         raise result
@@ -114,17 +118,19 @@ class Peer:
     def answer(self, payload: bytes) -> None:
         """Do what a request asks, and send what came of it."""
         decoder = Decoder(self.resolve)
-        request = decoder.decode(values.loads(payload))
+        with values.deep():
+            request = decoder.decode(values.loads(payload))
         if type(request) is not tuple or not request or type(request[0]) is not str:
             raise Malformed("a request")
         known = decoder.containers
         before = [(n, c, values.holding(c)) for n, c in enumerate(known) if values.is_mutable(c)]
 
         def build(outcome: Callable[[Encoder], list[Json]]) -> bytes:
-            encoder = Encoder(self.export, known)
-            message = outcome(encoder)
-            changed = [[n, encoder.change(c)] for n, c, held in before if not values.same_contents(held, c)]
-            return values.dumps([*message, changed])
+            with values.deep():
+                encoder = Encoder(self.export, known)
+                message = outcome(encoder)
+                changed = [[n, encoder.change(c)] for n, c, held in before if not values.same_contents(held, c)]
+                return values.dumps([*message, changed])
 
         def failed(error: BaseException) -> Callable[[Encoder], list[Json]]:
             return lambda encoder: ["err", self.describe(encoder, error)]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 
 NAMES = (
-    *("abc", "array", "base64", "bisect", "calendar", "cmath", "collections", "collections.abc", "contextlib", "copy"),
-    *("csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions", "functools", "hashlib", "heapq"),
-    *("inspect", "io", "itertools", "json", "linecache", "locale", "math", "numbers", "operator", "os.path", "pathlib"),
-    *("pickle", "pprint", "queue", "random", "re", "secrets", "shutil", "signal", "statistics", "string", "struct"),
-    *("subprocess", "sys", "tempfile", "textwrap", "threading", "time", "timeit", "traceback", "types", "typing"),
-    *("unicodedata", "unittest", "uuid", "warnings", "weakref", "zlib"),
+    *("abc", "bisect", "cmath", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "datetime"),
+    *("decimal", "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator"),
+    *("os.path", "random", "re", "statistics", "string", "struct", "sys", "threading", "time", "traceback", "types"),
+    *("typing", "warnings", "weakref"),
 )
 
 

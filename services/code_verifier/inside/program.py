@@ -59,12 +59,10 @@ def _failed(channel: frames.Channel, status: str, reason: str) -> int:
 
 
 def _standard_input(data: bytes) -> None:
-    # A file without a name; memfd_create is not allowed here, for it would be a place to execute files from.
-    path = "/tmp/.input"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    os.unlink(path)  # noqa: PTH108
+    # A file, as under a shell's "<", without a name.
+    fd = os.open(".input", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(".input")  # noqa: PTH108
     frames.write_all(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)
     os.dup2(fd, 0)
     os.close(fd)
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115, PTH123

@@ -4,13 +4,14 @@ It runs as the program's user but cannot be signalled (PID 1), traced or read (n
 read-only root. Bytes pass through two buffers that are wiped after a run, never through the heap, so nothing of one
 program is in the memory that the next is forked from. It does not read what it relays: the host does.
 
-A run: ``JOB`` (role and limits) forks the child; ``DATA`` goes to its channel and comes from it; ``OUT`` and ``ERR`` are its
-output. It ends by ``KILL``, by the child's exit, at the deadline, or at the output limit: then every process but this is
-killed, reaped, the writable mounts are emptied, and ``ENDED`` says what happened. It is the run's last frame.
+A run: ``JOB`` (role and limits) forks the child; ``DATA`` goes to its channel and comes from it; ``OUT`` and ``ERR``
+are its output. It ends by ``KILL``, by the child's exit, at the deadline, or at the output limit: then every process
+but this is killed, reaped, the writable mounts are emptied, and ``ENDED``, the run's last frame, says what happened.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import gc
 import json
@@ -21,7 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from . import candidate, cleaning, frames, judge, limits, program
 from .preload import preload
@@ -33,13 +34,6 @@ _ROLES: dict[str, Callable[[frames.Channel], int]] = {
     "program": program.main,
     "judge": judge.main,
 }
-
-
-class Poller(Protocol):
-    """What is used of :func:`select.poll`."""
-
-    def register(self, fd: int, events: int) -> None: ...
-    def unregister(self, fd: int) -> None: ...
 
 
 class HostGone(Exception):
@@ -84,9 +78,10 @@ class Run:
 
 def _become_child(job: dict[str, Any], channel: int, out: int, err: int) -> int:
     os.setsid()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The C functions themselves: every page that a child touches costs it a fault, and enums touch many.
+    _signal.set_wakeup_fd(-1)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     limits.set_dumpable(True)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out, 1), (err, 2)):
@@ -101,23 +96,17 @@ def _become_child(job: dict[str, Any], channel: int, out: int, err: int) -> int:
     os.chdir(cleaning.WORK)
     sys.path.insert(0, "")
     limits.apply(job["memory_bytes"], job["file_bytes"], open_files, job["cpu_s"])
-    _standard_streams()
     sys.setrecursionlimit(1015 if job["role"] != "judge" else 3000)  # the frames below the program's first
     return last
-
-
-def _standard_streams() -> None:
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115, PTH123
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115, PTH123
-    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115, PTH123
-        2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
-    )
 
 
 class Supervisor:
     """PID 1."""
 
     def __init__(self) -> None:
+        # The children use these streams too: nothing is read from them or written to them here.
+        for stream in (sys.stdin, sys.stdout):
+            stream.reconfigure(errors="strict")  # type: ignore[union-attr]
         self._mounts = cleaning.writable_mounts()
         self._poll = select.poll()
         self._in = bytearray(frames.CHUNK)
@@ -134,10 +123,11 @@ class Supervisor:
         self._poll.register(self._wake, select.POLLIN)
         self._state = limits.own_state()
         self._oom = limits.oom_kills()
+        self._ipc = cleaning.ipc_tables()
 
     def hello(self) -> None:
         """Say that there is somebody."""
-        litter = cleaning.clean(self._mounts)
+        litter = cleaning.clean(self._mounts, self._ipc)
         version = sys.version.split()[0]
         self._say(
             frames.HELLO,
@@ -190,7 +180,6 @@ class Supervisor:
             self._run = Run(json.loads(bytes(payload)))
             child = self._run.fork()
             if child is not None:
-                self._poll = select.poll()
                 return child
             for fd in self._run.pipes:
                 self._poll.register(fd, select.POLLIN)
@@ -321,7 +310,7 @@ class Supervisor:
             os.close(fd)
         self._pending = None
         self._poll.modify(0, select.POLLIN)
-        litter = cleaning.clean(self._mounts) if dead else "processes that do not die"
+        litter = cleaning.clean(self._mounts, self._ipc) if dead else "processes that do not die"
         if litter is None and limits.own_state() != self._state:
             litter = "the warden's own priority or limits were changed"
         oom = limits.oom_kills()
@@ -345,12 +334,16 @@ class Supervisor:
         self._out[:] = bytes(len(self._out))
 
 
+_supervisor: Supervisor | None = None
+
+
 def serve() -> Callable[[], int] | None:
     """Run as PID 1; in a child, what it has to do."""
     limits.set_dumpable(False)
     os.chdir("/")
     preload()
-    supervisor = Supervisor()
+    global _supervisor
+    supervisor = _supervisor = Supervisor()  # never freed, in a child either: that would touch its pages
     supervisor.hello()
     gc.collect()
     gc.freeze()

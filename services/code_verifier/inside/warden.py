@@ -12,8 +12,8 @@ import sys
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": "/tmp/work",
-    "TMPDIR": "/tmp",
+    "HOME": "/tmp/work",  # noqa: S108 - the container's own
+    "TMPDIR": "/tmp",  # noqa: S108
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
     "PYTHONUTF8": "1",

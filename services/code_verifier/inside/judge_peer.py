@@ -1,0 +1,223 @@
+"""The tests' side of the calls: what it believes of what the candidate says, and what it lets the candidate do.
+
+What the candidate sends is decoded strictly; anything odd ends the tests with a runtime error that nothing can change.
+What the tests pass and is not plain can be called or iterated by the candidate; attributes are read and set only of
+instances of the tests' own classes, for those of functions, generators and modules lead to the tests and their expected
+values.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import frames
+from .decoding import Decoder
+from .encoding import Encoder
+from .mirrors import FromCandidate, derive, raisable
+from .peer import Peer, ProtocolError
+from .remote import STAND_INS, Remote, RemoteCoroutine, exactly
+from .values import TYPES, Json, Malformed
+
+
+class Stop(BaseException):
+    """Ends the tests: what was found stands already in :attr:`JudgePeer.found`."""
+
+
+class JudgePeer(Peer):
+    """The tests' side.
+
+    Attributes:
+        found: status and reason that stand whatever the tests do next.
+        heard: whether the candidate has supplied anything.
+        calls: how often it was asked.
+        missing: names that it does not define.
+    """
+
+    def __init__(self, channel: frames.Channel, module: str) -> None:
+        super().__init__(channel)
+        self._module = module
+        self._remotes: dict[int, Remote] = {}
+        self._classes: dict[int, type[BaseException]] = {}
+        self.found: tuple[str, str] | None = None
+        self.heard = False
+        self.calls = 0
+        self.missing: set[str] = set()
+
+    def end(self, status: str, reason: str) -> NoReturn:
+        """End the tests with a status that nothing can change."""
+        if self.found is None:
+            self.found = (status, reason)
+        raise Stop
+
+    def request(self, operation: str, *operands: object) -> Any:
+        if self.found is not None:
+            raise Stop
+        self.calls += 1
+        try:
+            result = super().request(operation, *operands)
+        except (Malformed, ProtocolError) as error:
+            self.end("runtime_error", f"the program's side broke the protocol: {error}")
+        except EOFError:
+            self.end("runtime_error", "the program's side is gone")
+        finally:
+            self.heard = True
+        return result
+
+    def name(self, name: str) -> Any:
+        """What the candidate's module calls ``name``; raises :class:`KeyError`."""
+        try:
+            return self.request("name", name)
+        except NameError as error:
+            if isinstance(error, FromCandidate):
+                self.missing.add(name)
+                raise KeyError(name) from None
+            raise
+
+    def export(self, value: object) -> Json:
+        kind = type(value)
+        if kind in STAND_INS:
+            return ["w", object.__getattribute__(value, "_gristmill_ref")]
+        if issubclass(kind, FromCandidate) and value._gristmill_error is not None:  # type: ignore[attr-defined]
+            return self.export(value._gristmill_error)  # type: ignore[attr-defined]
+        if issubclass(kind, type) and issubclass(value, FromCandidate):  # type: ignore[arg-type]
+            for ref, known in self._classes.items():
+                if known is value:
+                    return ["w", ref]
+        found = _library_name(value)
+        return found or ["o", self.number(value)]
+
+    def resolve(self, value: list[Any]) -> object:
+        match value:
+            case ["w", number]:
+                return self.owned(number)
+            case ["o", int(ref), str(kind)]:
+                found = self._remotes.get(ref)
+                if found is None:
+                    make = RemoteCoroutine if kind == "coroutine" else Remote
+                    found = self._remotes[ref] = make(self, ref, kind)
+                return found
+            case ["x", described]:
+                return self._exception_class(described)
+            case ["p", str(module)] if module.partition(".")[0] in sys.stdlib_module_names:
+                try:
+                    return importlib.import_module(module)
+                except ImportError as error:
+                    raise Malformed(str(error)) from None
+        raise Malformed("an unknown kind of value")
+
+    def _exception_class(self, described: Json, depth: int = 0) -> type[BaseException]:
+        if type(described) is str:
+            kind = vars(builtins).get(described)
+            if isinstance(kind, type) and issubclass(kind, BaseException):
+                return kind
+            raise Malformed("no such exception")
+        match described:
+            case [int(ref), str(name), list(bases)] if depth < 20 and len(bases) < 20:
+                known = self._classes.get(ref)
+                if known is None:
+                    known = self._classes[ref] = derive(
+                        name, [self._exception_class(base, depth + 1) for base in bases] or [Exception]
+                    )
+                return known
+        raise Malformed("an exception class")
+
+    def restore(self, decoder: Decoder, described: Json) -> BaseException:
+        match described:
+            case [kind_json, int(ref), text_json, args_json, str(where)]:
+                pass
+            case _:
+                raise Malformed("an exception")
+        base = self._exception_class(kind_json)
+        text = exactly(str, decoder.decode(text_json))
+        args = exactly(tuple, decoder.decode(args_json))
+        name = base.__name__
+        if name == "Missing":
+            return raisable(NameError, f"name {text!r} is not defined", args, self.resolve(["o", ref, "object"]), "")
+        if name == "Tampered":
+            self.end("runtime_error", f"tampered: {text}")
+        if not issubclass(base, Exception):  # SystemExit, KeyboardInterrupt: it must not end the judge
+            self.end("runtime_error", f"{name}: {text}"[:2000])
+        if issubclass(base, (StopIteration, StopAsyncIteration)):
+            base = RuntimeError
+            text = f"{name}: {text}"
+        error_remote = self.resolve(["o", ref, "object"])
+        return raisable(base, text, args, error_remote, where)
+
+    def describe(self, _encoder: Encoder, error: BaseException) -> Json:
+        if isinstance(error, FromCandidate) and error._gristmill_error is not None:
+            return [None, self.export(error._gristmill_error)[1]]  # its own, back again
+        name = next((k.__name__ for k in type(error).__mro__ if vars(builtins).get(k.__name__) is k), "Exception")
+        return [name, str(error)[:1000]]
+
+    def perform(self, operation: str, operands: tuple[Any, ...]) -> object:
+        try:
+            return self._do(operation, operands)
+        except Stop:
+            raise
+        except AssertionError as error:
+            if not isinstance(error, FromCandidate):
+                # The candidate would get it, and could swallow it.
+                self.end("wrong_answer", f"in the tests' function: AssertionError {error}"[:2000])
+            raise
+
+    def hand_over(self, data: bytes) -> None:
+        if self.found is not None:
+            raise Stop  # nothing of what ended the tests goes to the candidate
+        super().hand_over(data)
+
+    def _do(self, operation: str, operands: tuple[Any, ...]) -> object:
+        match operation, operands:
+            case "call", (target, tuple(args), dict(kwargs)) if self._is_given(target) and callable(target):
+                return target(*args, **kwargs)
+            case "iter", (target,) if self._is_given(target):
+                return iter(target)
+            case "next", (target,) if self._is_given(target):
+                try:
+                    return (next(target),)
+                except StopIteration:
+                    return ()
+            case (("len" | "bool" | "str" | "repr"), (target,)) if self._is_given(target):
+                return {"len": len, "bool": bool, "str": str, "repr": repr}[operation](target)
+            case "item", (target, key) if self._is_instance(target):
+                return target[key]
+            case "get", (target, str(name)) if self._is_instance(target) and not name.startswith("_"):
+                return getattr(target, name)
+            case "set", (target, str(name), value) if self._is_instance(target) and not name.startswith("_"):
+                setattr(target, name, value)
+                return None
+        raise TypeError(f"{operation} is not possible with what the tests passed")
+
+    def _is_given(self, value: object) -> bool:
+        return id(value) in self._numbers
+
+    def _is_instance(self, value: object) -> bool:
+        # Only of the tests' own classes: attributes of functions, generators and modules lead to the tests.
+        return self._is_given(value) and type(value).__module__ == self._module
+
+
+_UNARY: dict[str, Callable[[Any], object]] = {"len": len, "bool": bool, "str": str, "repr": repr}
+
+
+def _library_name(value: Any) -> Json | None:
+    """How the candidate can find a function of the standard library by itself."""
+    if isinstance(value, type):
+        named: object = vars(builtins).get(value.__name__)
+        if named is value:
+            return ["v", value.__name__]
+    if not isinstance(value, types.BuiltinFunctionType | types.FunctionType | types.MethodDescriptorType | type):
+        return None
+    if isinstance(value, types.MethodDescriptorType):
+        owner = value.__objclass__
+        return ["j", "builtins", f"{owner.__name__}.{value.__name__}"] if owner in TYPES.values() else None
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return None
+    if module.partition(".")[0] not in sys.stdlib_module_names or module == "__main__":
+        return None
+    found: object = getattr(sys.modules.get(module), name, None)
+    return ["j", module, name] if found is value else None

@@ -1,0 +1,133 @@
+"""Tests of a whole program: every case is a fresh process with its input on standard input.
+
+The output is compared here, or by a checker that the judge runs. Nothing of the expected output is in the candidate's
+container.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from code_verifier import checkers
+from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, LOADING, Bout
+from code_verifier.inside import frames
+from code_verifier.job import Case, CodeStatus, Outcome, StdioTests, TestOutcome
+from code_verifier.link import Ended, Message, Output, SandboxBroken, wait
+
+
+class WholePrograms(Bout):
+    """Whole-program runs."""
+
+    def run(self, tests: StdioTests) -> Outcome:
+        """Every case on a fresh process."""
+        found: tuple[CodeStatus, str] = ("passed", "")
+        if not tests.cases:
+            found = ("sandbox_error", "there are no tests")
+        checking = False
+        try:
+            for case in tests.cases:
+                begun = time.monotonic()
+                status, reason, output = self._case(case)
+                if status == "passed":
+                    if tests.checker == "custom":
+                        status, reason = self._custom(tests, case, output, checking)
+                        checking = self.judge.running
+                    else:
+                        why = checkers.check(tests.checker, output, case.expected)
+                        if why is not None:
+                            status, reason = "wrong_answer", why
+                self.tests.append(TestOutcome(len(self.tests), status, time.monotonic() - begun, reason))
+                if status != "passed":
+                    found = (status, reason) if found[0] == "passed" else found
+                    if self.job.stop_at_first_failure or status in {"syntax_error", "sandbox_error"}:
+                        break
+        finally:
+            if self.judge.running:
+                self.finish(self.judge)
+        return self.outcome(*found)
+
+    def _left(self) -> float:
+        return self.limits.job_s - (time.monotonic() - self.started)
+
+    def _case(self, case: Case) -> tuple[CodeStatus, str, bytes]:
+        wall = min(self.time_s, self._left())
+        if wall <= 0:
+            return "time_limit", f"all tests together took more than {self.limits.job_s:g} s", b""
+        self.received = 0
+        output: list[bytes] = []
+        said: tuple[CodeStatus, str] | None = None
+        link = self.candidate
+        link.begin("program", {"source": self.job.source, "input": case.input}, self.settings(wall))
+        deadline = time.monotonic() + wall + GRACE_S
+        while True:
+            wait((link,), deadline)
+            if not link.has_event:
+                raise link.broken("its warden let the deadline pass")
+            event = link.next()
+            if isinstance(event, Ended):
+                break
+            if isinstance(event, Output):
+                self.output(event)
+                if event.kind == frames.OUT:
+                    output.append(event.data)
+            elif isinstance(event, Message):
+                said = said or _said(event)
+            else:
+                raise link.broken("its warden spoke out of turn")
+        self.peak = max(self.peak, event.peak)
+        if event.why == "exit" and event.code == 0:
+            return "passed", "", b"".join(output)
+        if said is not None and event.why == "exit":
+            return *said, b""
+        status, reason = self.limit_of(event)
+        if event.why == "exit" and (event.code or 0) > 0:
+            reason = f"exit code {event.code}"
+        return status, reason, b""
+
+    def _custom(self, tests: StdioTests, case: Case, output: bytes, checking: bool) -> tuple[CodeStatus, str]:
+        judge = self.judge
+        if not checking:
+            body = {"kind": "checker", "source": tests.checker_source or "", "stop": False}
+            judge.begin("judge", body, self.settings(max(1.0, self._left()) + JUDGE_EXTRA_S))
+            answer = self._from_checker()
+            if answer.kind != frames.READY:
+                return self._refusal(answer)
+        judge.tell(frames.ASK, json.dumps([case.input, output.decode(errors="replace"), case.expected]).encode())
+        answer = self._from_checker()
+        if answer.kind != frames.TEST:
+            return self._refusal(answer)
+        _, status, reason, _ = json.loads(answer.payload)
+        return status, reason
+
+    def _refusal(self, answer: Message) -> tuple[CodeStatus, str]:
+        if answer.kind == frames.DONE:
+            status, reason = json.loads(answer.payload)
+            return status, reason
+        return "time_limit", "the checker was not done with the output in time"
+
+    def _from_checker(self) -> Message:
+        deadline = time.monotonic() + self.time_s
+        while True:
+            wait((self.judge,), deadline)
+            if not self.judge.has_event:
+                self.finish(self.judge)
+                return Message(0, b"")
+            event = self.judge.next()
+            if isinstance(event, Message):
+                return event
+            if isinstance(event, Ended):
+                if event.why == "time":
+                    return Message(0, b"")
+                raise SandboxBroken("judge", f"the checker's child died: {self.limit_of(event)[1]}")
+
+
+def _said(message: Message) -> tuple[CodeStatus, str] | None:
+    """Why the program's child says it failed. A program can write this itself: it only names a failure."""
+    if message.kind != frames.FAILED:
+        return None
+    try:
+        status, reason = json.loads(message.payload)
+    except ValueError:
+        return None
+    return (status, str(reason)) if status in LOADING else None
