@@ -112,22 +112,35 @@ class Pending:
 def begin(gold: str, text: str, kind: Kind, policy: MathPolicy) -> Outcome | Pending:
     """The outcome where it costs nothing to know, else what a worker must check.
 
-    Runs in the caller: extraction is linear in the text, and the comparisons are of strings and short numbers.
+    Runs in the caller: extraction is linear in the text, which has ``TEXT_LIMIT`` characters at most, and the
+    comparisons are of short strings and numbers.
     """
     start = time.perf_counter()
-    answer = find_answer(text, kind, policy)
+    found = _look(gold, text, kind, policy)
+    seconds = time.perf_counter() - start
+    if isinstance(found, Pending):
+        return Pending(found.gold, found.answer, seconds)
+    return Outcome(found.status, found.extracted, found.stage, found.reason, seconds)
+
+
+def _look(gold: str, text: str, kind: Kind, policy: MathPolicy) -> Outcome | Pending:
+    if len(gold) > TEXT_LIMIT:
+        return Outcome("error", None, "extract", f"the reference has {len(gold)} characters, more than {TEXT_LIMIT}")
     reference = find_answer(gold, "answer", policy)
     if reference is None:
-        outcome: Outcome | None = Outcome("error", answer, "extract", "the reference is empty")
-    elif answer is None:
-        outcome = Outcome("unparsable", None, "extract", "no answer found")
-    else:
-        outcome = quick(reference, answer)
-    seconds = time.perf_counter() - start
-    if outcome is None and reference is not None and answer is not None:
-        return Pending(reference, answer, seconds)
-    assert outcome is not None
-    return Outcome(outcome.status, outcome.extracted, outcome.stage, outcome.reason, seconds)
+        return Outcome("error", None, "extract", "the reference is empty")
+    if len(reference) > ANSWER_LIMIT and len(reference := reference.strip()) > ANSWER_LIMIT:
+        reason = f"the reference has {len(reference)} characters, more than {ANSWER_LIMIT}"
+        return Outcome("error", None, "extract", reason)
+    if len(text) > TEXT_LIMIT:
+        return Outcome("unparsable", None, "extract", f"the text has {len(text)} characters, more than {TEXT_LIMIT}")
+    answer = find_answer(text, kind, policy)
+    if answer is None:
+        return Outcome("unparsable", None, "extract", "no answer found")
+    if len(answer) > ANSWER_LIMIT and len(answer := answer.strip()) > ANSWER_LIMIT:
+        reason = f"the answer has {len(answer)} characters, more than {ANSWER_LIMIT}"
+        return Outcome("unparsable", answer[:QUOTE_LIMIT], "extract", reason)
+    return quick(reference, answer) or Pending(reference, answer, 0.0)
 
 
 def finish(outcome: Outcome, before: float = 0.0) -> MathResult:
