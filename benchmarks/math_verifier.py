@@ -54,7 +54,7 @@ Case = tuple[str, str, Kind]
 REFERENCE: Final = "math-verify"
 GOLDS_ONCE: Final = "math-verify, golds once"
 ALONE, PAIR, MANY = "ours, no worker", "ours, verify_pair", "ours, verify_many"
-CASES: Final = Path(__file__).parents[1] / "tests" / "math_verifier" / "cases.jsonl"
+CASES: Final = Path(__file__).resolve().parents[1] / "tests" / "math_verifier" / "cases.jsonl"
 BLOW_UPS: Final = frozenset(("blow-up", "deep-nesting", "long", "whitespace"))
 AUTHORED_BLOW_UPS: Final = (
     ("2", "9**9**9"), ("1", "9^{9^{9^{9}}}"), ("5", "((((9!)!)!)!)!"), ("5", r"\binom{10^{9}}{5\cdot 10^{8}}"),
@@ -313,7 +313,7 @@ def stage_rows(own: Iterable[Turn]) -> Iterator[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shared", type=Path, default=Path(__file__).parents[2] / "shared")
+    parser.add_argument("--shared", type=Path, default=Path(__file__).resolve().parents[2] / "shared")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1, help="adds a pool of so many workers")
     parser.add_argument("--sets", default="", help="starts of the names of the sets to run, with commas")
