@@ -195,7 +195,9 @@ class Conversation(Bout):
                 return "sandbox_error", f"the tests took more than {self.time_s:g} s by themselves"
             return self._interrupted("time_limit", f"not done within {self.time_s:g} s")
         if ended.why == "output":
-            return "sandbox_error", "the tests printed too much"
+            if self.asked:
+                return self._interrupted("output_limit", "the tests printed too much of what the program gave")
+            return "sandbox_error", "the tests print too much"
         if self.asked and ended.code in {-signal.SIGKILL, -signal.SIGSEGV, None}:
             raise SandboxBroken("judge", f"its child died over what the program gave ({self.limit_of(ended)[1]})")
         raise SandboxBroken("judge", f"its child died: {self.limit_of(ended)[1]}")

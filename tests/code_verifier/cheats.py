@@ -128,6 +128,7 @@ CHEATS: tuple[Program, ...] = (
     Program("patch-sorted", "import builtins\nbuiltins.sorted = lambda *a, **k: [1, 2]\ndef f(x):\n    return [9]",
             AssertTests("assert sorted(f([2, 1])) == [1, 2]"), "runtime_error"),
     _wrong("close-quote", '"""\n"""\'\'\'\n\'\'\'\nassert True\n"""assert add(2,3)==5"""'),
+    Program("output-through-tests", "def f():\n    return 'x' * (12 << 20)", AssertTests("for _ in range(3):\n    print(f())\nassert f() == 1"), ("output_limit", "time_limit", "wrong_answer")),
     # Objects that lie
     Program("liar", LIAR + "def add(a, b):\n    return Liar()", status="wrong_answer"),
     Program("liar-calls", LIAR + "def add(a, b):\n    return Liar()", CALLS, "wrong_answer"),
@@ -336,6 +337,10 @@ HONEST: tuple[Program, ...] = tuple(
         Program("kills-others", "import os, signal\nfor p in os.listdir('/proc'):\n    if p.isdigit() and int(p) != os.getpid():\n        try:\n            os.kill(int(p), signal.SIGKILL)\n        except OSError:\n            pass" + RIGHT),
         Program("removes-cwd", "import os, shutil\nshutil.rmtree(os.getcwd(), ignore_errors=True)" + RIGHT),
         Program("unreadable-litter", "import os\nos.makedirs('/tmp/a/b/c')\nopen('/tmp/a/b/f', 'w').close()\nos.chmod('/tmp/a/b', 0)\nos.chmod('/tmp/a', 0)\nopen('/dev/shm/x', 'w').write('x')" + RIGHT),
+        Program("shared-attribute", "class Node:\n    def __init__(self, v):\n        self.v, self.kids, self.d = v, [], {}\n    def total(self):\n        return self.v + sum(k.total() for k in self.kids)",
+                AssertTests("n = Node(1)\nn.kids.append(Node(2))\nkids = n.kids\nkids.append(Node(3))\nassert n.total() == 6 and n.kids is kids\nn.d['a'] = 1\nassert n.d == {'a': 1} and n.d['a'] == 1")),
+        Program("class-body", RIGHT, AssertTests("import unittest\nclass T(unittest.TestCase):\n    f = staticmethod(add)\n    def test_add(self):\n        self.assertEqual(self.f(2, 3), 5)\n")),
+        Program("tests-operators", "def best(xs):\n    return max(xs)", AssertTests("import functools\n@functools.total_ordering\nclass V:\n    def __init__(self, x): self.x = x\n    def __lt__(self, o): return self.x < o.x\n    def __eq__(self, o): return self.x == o.x\nassert best([V(1), V(3), V(2)]).x == 3")),
         Program("slow-but-right", "import time\ndef add(a, b):\n    time.sleep(0.2)\n    return a + b"),
         Program("solution-class", "class Solution:\n    def add(self, a, b):\n        return a + b", CallTests("Solution.add", (Case("[2, 3]", "5"),))),
         Program("nested", "def nest(n):\n    x = 0\n    for _ in range(n): x = [x]\n    return x", AssertTests("assert nest(250)[0][0] == nest(248)")),

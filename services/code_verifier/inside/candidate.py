@@ -94,11 +94,25 @@ class Given:
     def __getitem__(self, key: object) -> Any:
         return self._peer.ask("item", self, key)
 
+    def __hash__(self) -> int:
+        return hash(self._ref)
+
     def __str__(self) -> str:
         return str(self._peer.ask("str", self))
 
     def __repr__(self) -> str:
         return str(self._peer.ask("repr", self))
+
+
+def _forwarded(name: str) -> Callable[[Given, object], Any]:
+    def method(self: Given, other: object) -> Any:
+        return self._peer.ask("operator", name, self, other)
+
+    return method
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod"):
+    setattr(Given, f"__{_name}__", _forwarded(_name))
 
 
 class GivenIterator:
@@ -211,6 +225,10 @@ class CandidatePeer(Peer):
         error: BaseException = kind(described[1])
         return error
 
+    def share(self, operation: str, value: object) -> int | None:
+        # An attribute, an item or a global that the tests may change: ``node.children.append(...)``.
+        return self.number(value) if operation in {"get", "item", "name"} and values.is_mutable(value) else None
+
     def perform(self, operation: str, operands: tuple[Any, ...]) -> object:
         result = self._do(operation, operands)
         self._check()
@@ -239,6 +257,9 @@ class CandidatePeer(Peer):
                 return operator.setitem(target, key, value)
             case "delitem", (target, key):
                 return operator.delitem(target, key)
+            case "update", (target, value):
+                values.replace(target, values.flat(value))
+                return None
             case "iter", (target,):
                 return iter(target)
             case "next", (target,):

@@ -201,6 +201,9 @@ def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tu
     for node, code in steps:
         heard = peer.calls
 
+        # The body of a class looks up its globals in the dictionary itself, past Space.__missing__.
+        peer.look_up(_names_in_classes(node), space)
+
         def run(code: types.CodeType = code) -> None:
             exec(code, space)  # noqa: S102
 
@@ -222,6 +225,11 @@ def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tu
         reporter.done("sandbox_error", "the tests never used the program")
     if not reporter.count:
         reporter.result("passed", "", 0.0)
+
+
+def _names_in_classes(node: ast.stmt) -> list[str]:
+    classes = (inner for inner in ast.walk(node) if isinstance(inner, ast.ClassDef))
+    return [name.id for inner in classes for name in ast.walk(inner) if isinstance(name, ast.Name)]
 
 
 def _hidden_tests(space: Space) -> Iterator[Callable[[], object]]:

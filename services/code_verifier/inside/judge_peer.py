@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from . import frames
+from . import frames, values
 from .decoding import Decoder
 from .encoding import Encoder
 from .mirrors import FromCandidate, derive, raisable
 from .peer import Peer, ProtocolError
 from .remote import STAND_INS, Remote, RemoteCoroutine, exactly
 from .values import TYPES, Json, Malformed
+
+_SHARED, _SHARED_SIZE = 64, 10_000
 
 
 class Stop(BaseException):
@@ -43,6 +46,7 @@ class JudgePeer(Peer):
         self._module = module
         self._remotes: dict[int, Remote] = {}
         self._classes: dict[int, type[BaseException]] = {}
+        self._shared: dict[int, tuple[object, list[Any] | bytes]] = {}
         self.found: tuple[str, str] | None = None
         self.heard = False
         self.calls = 0
@@ -59,6 +63,10 @@ class JudgePeer(Peer):
             raise Stop
         self.calls += 1
         try:
+            for number, (value, before) in list(self._shared.items()):
+                if not values.same_contents(before, value):
+                    self._shared[number] = (value, values.holding(value))
+                    super().request("update", self.resolve(["o", number, "object"]), value)
             result = super().request(operation, *operands)
         except (Malformed, ProtocolError) as error:
             self.end("runtime_error", f"the program's side broke the protocol: {error}")
@@ -67,6 +75,32 @@ class JudgePeer(Peer):
         finally:
             self.heard = True
         return result
+
+    def shared(self, number: Json, value: object) -> object:
+        # The tests get the same object each time, with the contents that it has now; what they change in it is sent
+        # along before the next request.
+        if type(number) is not int or not values.is_mutable(value):
+            raise Malformed("a shared container")
+        held = self._shared.pop(number, (None, b""))[0]
+        if type(held) is type(value):
+            values.replace(held, values.flat(value))
+            value = held
+        if len(values.holding(value)) <= _SHARED_SIZE:
+            self._shared[number] = (value, values.holding(value))
+            if len(self._shared) > _SHARED:
+                del self._shared[next(iter(self._shared))]
+        return value
+
+    def look_up(self, names: Iterable[str], space: dict[str, Any]) -> None:
+        """Bring names of the candidate into a namespace; it does not count as a use of the program."""
+        before = self.calls, self.heard
+        for name in names:
+            if name not in space:
+                try:
+                    space[name] = space[name]
+                except KeyError:
+                    continue
+        self.calls, self.heard = before
 
     def name(self, name: str) -> Any:
         """What the candidate's module calls ``name``; raises :class:`KeyError`."""
@@ -172,8 +206,9 @@ class JudgePeer(Peer):
 
     def _do(self, operation: str, operands: tuple[Any, ...]) -> object:
         match operation, operands:
-            case "call", (target, tuple(args), dict(kwargs)) if self._is_given(target) and callable(target):
-                return target(*args, **kwargs)
+            case "call", (target, tuple(args), dict(kwargs)) if self._is_given(target):
+                function: Any = target
+                return function(*args, **kwargs)
             case "iter", (target,) if self._is_given(target):
                 return iter(target)
             case "next", (target,) if self._is_given(target):
@@ -185,6 +220,8 @@ class JudgePeer(Peer):
                 return {"len": len, "bool": bool, "str": str, "repr": repr}[operation](target)
             case "item", (target, key) if self._is_instance(target):
                 return target[key]
+            case "operator", (str(name), target, other) if self._is_instance(target) and name in _OPERATORS:
+                return getattr(operator, name)(target, other)
             case "get", (target, str(name)) if self._is_instance(target) and not name.startswith("_"):
                 return getattr(target, name)
             case "set", (target, str(name), value) if self._is_instance(target) and not name.startswith("_"):
@@ -200,6 +237,7 @@ class JudgePeer(Peer):
         return self._is_given(value) and type(value).__module__ == self._module
 
 
+_OPERATORS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod"))
 _UNARY: dict[str, Callable[[Any], object]] = {"len": len, "bool": bool, "str": str, "repr": repr}
 
 

@@ -64,11 +64,9 @@ def oom_kills() -> int | None:
 
 def own_state() -> tuple[object, ...]:
     """What another process of the same user could have changed of this one."""
-    found: list[object] = [
-        os.getpriority(os.PRIO_PROCESS, 0),
-        os.sched_getscheduler(0),
-        sorted(os.sched_getaffinity(0)),
-    ]
+    found: list[object] = [os.getpriority(os.PRIO_PROCESS, 0)]
+    with contextlib.suppress(OSError):  # not every runtime has schedulers
+        found += [os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))]
     found += [resource.getrlimit(what) for what in range(16)]
     return tuple(found)
 

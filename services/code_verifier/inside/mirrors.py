@@ -27,6 +27,7 @@ class FromCandidate:
 
 
 def derive(name: str, bases: list[type[BaseException]]) -> type[BaseException]:
+    name = name if name.isidentifier() else "Exception"
     own: list[type] = [] if any(issubclass(base, FromCandidate) for base in bases) else [FromCandidate]
     try:
         return types.new_class(name, (*own, *bases))

@@ -77,6 +77,14 @@ class Peer:
         """The exception to raise for what the other side described; raises :class:`Malformed`."""
         raise NotImplementedError
 
+    def share(self, _operation: str, _value: object) -> int | None:
+        """The number of a container that the other side is to see as this side's own, not as a copy."""
+        return None
+
+    def shared(self, _number: Json, _value: object) -> object:
+        """What stands for a container that the other side shares."""
+        raise Malformed("a shared container")
+
     def request(self, operation: str, *operands: object) -> Any:
         """Have the other side do something: its value, or its exception raised."""
         with self._turn:
@@ -100,7 +108,7 @@ class Peer:
 
     def _accept(self, payload: bytes, containers: list[object]) -> Any:
         message = values.loads(payload)
-        if type(message) is not list or len(message) != 3 or type(message[2]) is not list:
+        if type(message) is not list or len(message) != 4 or type(message[2]) is not list:
             raise Malformed("an answer")
         decoder = Decoder(self.resolve, containers)
         with values.deep():
@@ -112,7 +120,7 @@ class Peer:
                     raise Malformed("a change of what was not sent")
                 decoder.change(change[0], change[1])
         if message[0] == "ok":
-            return result
+            return result if message[3] is None else self.shared(message[3], result)
         raise result
 
     def answer(self, payload: bytes) -> None:
@@ -130,14 +138,14 @@ class Peer:
                 encoder = Encoder(self.export, known)
                 message = outcome(encoder)
                 changed = [[n, encoder.change(c)] for n, c, held in before if not values.same_contents(held, c)]
-                return values.dumps([*message, changed])
+                return values.dumps([*message[:2], changed, message[2]])
 
         def failed(error: BaseException) -> Callable[[Encoder], list[Json]]:
-            return lambda encoder: ["err", self.describe(encoder, error)]
+            return lambda encoder: ["err", self.describe(encoder, error), None]
 
         try:
             value = self.perform(request[0], request[1:])
-            data = build(lambda encoder: ["ok", encoder.encode(value)])
+            data = build(lambda encoder: ["ok", encoder.encode(value), self.share(request[0], value)])
             if len(data) > frames.MESSAGE_LIMIT:
                 raise values.Uncarried(f"a value of {len(data)} bytes, more than {frames.MESSAGE_LIMIT}")
         except BaseException as error:  # noqa: BLE001 - whatever the called code raises is the caller's
@@ -158,7 +166,9 @@ class Peer:
         except (values.Uncarried, RecursionError, MemoryError) as second:
             note = second
         encoder = Encoder(self.export)
-        return values.dumps(["err", self.describe(encoder, type(error)(str(note)) if _plain(error) else note), []])
+        return values.dumps(
+            ["err", self.describe(encoder, type(error)(str(note)) if _plain(error) else note), [], None]
+        )
 
     def hand_over(self, data: bytes) -> None:
         """Send an answer."""
