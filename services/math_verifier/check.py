@@ -170,6 +170,8 @@ def _best(golds: Sequence[Node], answers: Sequence[Node], answer: str, policy: M
                 decision = compare(gold, candidate, policy)
             except ParseError as error:
                 decision = Decision(None, "structural", str(error))
+            except RecursionError:
+                decision = Decision(None, "structural", "nested too deeply to compare")
             if decision.equal:
                 return Outcome("correct", answer, decision.stage)
             decisions.append(decision)
@@ -227,7 +229,7 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
             return
         plain = plain.replace("\\", " ").replace("{", " ").replace("}", " ")
         yield words(plain)
-        if len(text) <= 3 and text.isalpha() and text.lower() not in voc.COMMON_WORDS:
+        if len(text) <= 3 and text.isalpha() and text.islower() and text not in voc.COMMON_WORDS:
             yield parse(text)
         for other in (named_list(plain), counted(plain)):
             if other is not None:
@@ -270,9 +272,12 @@ def is_words(text: str) -> bool:
     if re.search(r"\d", rest):
         return bool(found) and not _measured(rest)
     if found:
-        return any(word.lower() in voc.COMMON_WORDS or len(word) > 3 or _vowelled(word) for word in found)
+        negative = rest.startswith("-")
+        return not negative and any(
+            word.lower() in voc.COMMON_WORDS or len(word) > 3 or _vowelled(word) for word in found
+        )
     letters = [word for word in re.findall(r"[A-Za-z]{2,}", inner) if word.lower() not in {"and", "or"}]
-    return bool(letters) and not re.search(r"[A-Za-z]|\\[a-z]{2}", rest)
+    return bool(letters) and not re.search(r"[A-Za-z+<=>^_-]|\\[a-z]{2}", rest)
 
 
 def _known(word: str) -> bool:

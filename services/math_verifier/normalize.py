@@ -49,7 +49,8 @@ _PLAIN: Final = {
     **dict.fromkeys("％﹪", "\\%"),
     **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
     **{letter: f"\\mathbb{{{name}}}" for letter, name in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
-    "∗": "*", "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ", "∧": " and ", "∨": " or ", "；": "; ", "：": ":", "。": ".",
+    "∗": "*", "∛": "\\sqrt[3] ", "∜": "\\sqrt[4] ", "∧": " and ", "∨": " or ",
+    "；": "; ", "：": ":", "≔": "=", "。": ".",
     "￡": "£", "￥": "¥", "＄": "\\$",
 }  # fmt: skip
 _REPLACE: Final = {
@@ -73,7 +74,7 @@ _BRACED_DECIMAL: Final = re.compile(r"(?<=\d)\{,\}(?=\d)")
 _APOSTROPHES: Final = re.compile(r"(?<=\d)'(?=\d{3}(?!\d))")
 _SIZES: Final = re.compile(
     r"\\(?:left|right|middle|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|"
-    r"mathstrut|strut|allowbreak|nobreak|hfill|hfil|centering|large|Large|huge|normalsize|noindent|rm|bf|it)(?![A-Za-z])\s?"
+    r"mathstrut|strut|allowbreak|nobreak|hfill|hfil|centering|large|Large|huge|normalsize|noindent|therefore|because|rm|bf|it)(?![A-Za-z])\s?"
 )
 _PHANTOM: Final = re.compile(r"\\(?:[hv]?phantom|hspace|vspace|label|tag|color|textcolor)\*?\{[^{}]{0,40}\}")
 _SPACES: Final = re.compile(
@@ -83,6 +84,10 @@ _NEGATIVE_SPACE: Final = re.compile(r"(?<!\\)\\!|\\negthinspace(?![A-Za-z])")
 _FRACTIONS: Final = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _DELIMITERS: Final = re.compile(r"(?<!\\)\\[()\[\]](?!\d*(?:pt|em|ex|mm)\])")
 _HTML: Final = re.compile(r"<(su[pb])>([^<>]{1,40})</\1>")
+_TAGS: Final = re.compile(r"</?(?:b|i|em|strong|u|span|p|br)\s*/?>", re.I)
+_ESCAPED_TWICE: Final = re.compile(
+    r"\\\\(?=(?:[dt]?frac|sqrt|boxed|text|mathrm|mathbf|left|right|cdot|times|pi|infty|le|ge|pm|cup|circ)(?![A-Za-z]))"
+)
 _STYLE: Final = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|mathnormal|vec|overrightarrow|underline|mathopen|mathclose|mathord|"
     r"mathbin|mathrel|ensuremath|text|textbf|textit|textrm|mathrm|mbox|textnormal|emph|hbox)"
@@ -154,6 +159,10 @@ def _normalized(text: str) -> str:
     if bold:
         text = bold[2]
     text = unquote(text)
+    if "<" in text:
+        text = _TAGS.sub("", text)
+    if "\\\\" in text and "\\begin" not in text:
+        text = _ESCAPED_TWICE.sub(r"\\", text)
     text = _HTML.sub(lambda m: ("^" if m[1] == "sup" else "_") + "{" + m[2] + "}", text)
     text = _BRACED_COMMA.sub("", text)
     text = _BRACED_DECIMAL.sub(".", text)
@@ -189,24 +198,32 @@ def _normalized(text: str) -> str:
 
 def _plain_style(found: re.Match[str]) -> str:
     """Content of a styled group, but a letter set as text behind a number stays text: it is a unit."""
-    before = found.string[: found.start()].rstrip(" ~")
+    before = _GAP_END.sub("", found.string[: found.start()])
     if not found[1].strip(" ,;.\\$€£¥₹"):
         return f" {found[1]} "
     if (
-        found[1].strip().isalpha()
+        found[1].strip(" ~.").isalpha()
+        and found[1].strip(" ~.") not in _NEVER_UNITS
         and found[0].startswith(("\\text", "\\mbox", "\\mathrm"))
         and before[-1:] in _VALUE_ENDS
     ):
         return found[0]
-    return f"{{{found[1]}}}"
+    measured = _MEASURED.fullmatch(found[1])
+    return f"{measured[1]} \\text{{{measured[2]}}}" if measured else f"{{{found[1]}}}"
 
 
 def _lettered(found: re.Match[str]) -> str:
     """Content of a text group that holds a number or letters of choices, unless it stands behind a value."""
-    before = found.string[: found.start()].rstrip(" ~")
-    return found[0] if before[-1:] in _VALUE_ENDS else found[1]
+    before = _GAP_END.sub("", found.string[: found.start()])
+    if before[-1:] in _VALUE_ENDS:
+        return found[0]
+    measured = _MEASURED.fullmatch(found[1])
+    return f"{measured[1]} \\text{{{measured[2]}}}" if measured else found[1]
 
 
+_NEVER_UNITS: Final = frozenset("deijkxyz")
+_GAP_END: Final = re.compile(r"(?:\\[,;:! ]|\\q?quad|~|\s)+$")
+_MEASURED: Final = re.compile(r"\s*([-+]?[\d.,/]*\d)\s*([A-Za-z])\.?\s*")
 _VALUE_ENDS: Final = frozenset("0123456789}")
 
 

@@ -25,6 +25,7 @@ _PARAMETER: Final = (
     rf"(?:\}}\s*)?(?:integer(?:s|\s+values?(?:\s+of)?)?\s*(?:\}}\s*)?(?P<name>[a-z])|"
     rf"(?P<other>[a-z])\s*(?:{_TEXT}\{{)?\s*(?:is|are)\s*(?:an?y?\b)?\s*(?:arbitrary\s+)?integers?\s*\}}?)\s*\}}?\s*\)?\.?$"
 )
+_TURNED: Final = r"(?<![\w)\]}])\s*([\[\]])([^\[\](){}]+[,;][^\[\](){}]+)([\[\]])(?![\w(\[{])"
 _BASE: Final = r"\s*\(?(?:in\s+)?base[\s\-]*"
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
@@ -49,6 +50,14 @@ def _selection(found: re.Match[str]) -> str:
 def _scale(found: re.Match[str]) -> str:
     power = _SCALES[found[2].lower()]
     return f"{found[1]}\\cdot 10^{{{power}}} " if found[1] == "}" else f"{found[1]}e{power} "
+
+
+def _interval(found: re.Match[str]) -> str:
+    """``]1, 2[`` with round brackets."""
+    low, high = found[1], found[3]
+    if (low, high) == ("[", "]"):
+        return found[0]
+    return ("(" if low == "]" else "[") + found[2] + (")" if high == "[" else "]")
 
 
 def _integer(found: re.Match[str]) -> str:
@@ -106,6 +115,11 @@ _RULES: Final = (
     _rule("_", r"\(([\dA-F]{2,}|\d)\)(?=\s*_\s*(?:\d|\{\s*\d))", r"\1"),
     _rule("_", r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?=\s*_\s*(?:\d|\{\s*\d))", lambda found: found[0].replace(",", "")),
     _rule("nteger", _PARAMETER, _integer),
+    _rule("minus", r"^minus\s+(?=\d|\\frac)", "-", re.I),
+    _rule("egative", r"^negative\s+(?=\d|\\frac)", "-", re.I),
+    _rule("C", r"^(\d+)\s*C\s*(\d+)$", r"\\binom{\1}{\2}"),
+    _rule("[", _TURNED, _interval),
+    _rule("]", _TURNED, _interval),
     _rule("USD", r"^US(?:D\s*\\?\$?|\s*\\?\$)\s*(?=\d)", r"\\$"),
     _rule("US", r"^US\s*\\?\$\s*(?=\d)", r"\\$"),
     _rule("Rs", r"^Rs\.?\s*(?=\d)", "₹"),

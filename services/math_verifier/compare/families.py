@@ -19,7 +19,7 @@ from math_verifier.compare.exact import substitute
 from math_verifier.compare.leaf import same_value
 from math_verifier.compare.numeric import real_value
 from math_verifier.compare.prepare import is_domain, prepared
-from math_verifier.compare.relations import statement_value
+from math_verifier.compare.relations import statement_name, statement_value
 from math_verifier.config import MathPolicy
 from math_verifier.parse.ast import Named, Node, Num, Rel, Seq, SetBuilder, Sym, add, integer, multiply, negate, symbols
 
@@ -61,9 +61,17 @@ def same_family(a: Node, b: Node, policy: MathPolicy) -> Decision | None:
     if not (letters[0] or letters[1]):
         return None
     left, right = _families(a, letters[0], policy), _families(b, letters[1], policy)
+    names = _names(a), _names(b)
+    if names[0] and names[1] and names[0] != names[1]:
+        return no("structural", "different names")
     if left is None or right is None:
         return None
     return _same_residues(left, right, policy)
+
+
+def _names(node: Node) -> frozenset[Node]:
+    items = node.items if isinstance(node, Seq) else (node,)
+    return frozenset(name for item in items if (name := statement_name(item)) is not None)
 
 
 def _families(node: Node, letters: frozenset[str], policy: MathPolicy) -> list[Family] | None:

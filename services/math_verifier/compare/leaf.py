@@ -13,7 +13,8 @@ from math_verifier.config import MathPolicy
 from math_verifier.parse.ast import Add, Big, Const, Mul, Node, Num, map_children, symbols
 
 NOISE_DIGITS = 15
-"""Binary floating point leaves its noise after about this many digits."""
+MOST_NOISE_DIGITS = 19
+"""Binary floating point leaves its noise after about 15 digits, and prints no more than 17."""
 
 
 def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
@@ -98,7 +99,7 @@ def _close(a: Node, b: Node, left: Fraction, right: Fraction, policy: MathPolicy
             else ((right, places[1]), (left, places[0]))
         )
         return (
-            significant(*longer) >= NOISE_DIGITS
+            NOISE_DIGITS <= significant(*longer) <= MOST_NOISE_DIGITS
             and significant(*shorter) <= 12
             and _rounds(longer[0], shorter[0], longer[1] - 3)
         )
@@ -108,7 +109,8 @@ def _close(a: Node, b: Node, left: Fraction, right: Fraction, policy: MathPolicy
         if decimals is not None and significant(decimal, decimals) >= policy.decimal_digits:
             if not _terminating(value):
                 return _rounds(value, decimal, decimals)
-            if significant(decimal, decimals) >= NOISE_DIGITS and significant(value, 12) <= 12:
+            noisy = NOISE_DIGITS <= significant(decimal, decimals) <= MOST_NOISE_DIGITS
+            if noisy and (value * 10**12).denominator == 1 and significant(value, 12) <= 12:
                 return _rounds(decimal, value, decimals - 3)
     return False
 

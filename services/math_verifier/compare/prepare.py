@@ -117,7 +117,11 @@ def _integers_with_bounds(node: Seq) -> SetBuilder | None:
 def _excluded(items: Sequence[Node]) -> tuple[Node, ...]:
     """``x != 1, 2`` says ``x != 1`` and ``x != 2``."""
     first = items[0]
-    if not (isinstance(first, Rel) and first.ops == ("!=",)) or any(isinstance(item, Rel) for item in items[1:]):
+    if (
+        len(items) < 2
+        or not (isinstance(first, Rel) and first.ops == ("!=",))
+        or any(isinstance(item, Rel) for item in items[1:])
+    ):
         return tuple(items)
     return (Logic("and", tuple(Rel(("!=",), (first.terms[0], value)) for value in (first.terms[1], *items[1:]))),)
 

@@ -108,9 +108,9 @@ def to_spans(node: Node) -> Spans:
     """
     match node:
         case Interval():
-            return _span(end(node.low), end(node.high), node.low_open, node.high_open)
+            return _written(end(node.low), end(node.high), node.low_open, node.high_open)
         case Seq(kind="tuple" | "vector", items=(low, high)):
-            return _span(end(low), end(high), True, True)
+            return _written(end(low), end(high), True, True)
         case Seq(kind="set" | "list"):
             spans: Spans = ()
             for item in node.items:
@@ -180,6 +180,14 @@ def related(items: Sequence[Node]) -> Spans:
         spans = to_spans(item)
         every, any_ = intersection(every, spans), union(any_, spans)
     return every or any_
+
+
+def _written(low: End, high: End, low_open: bool, high_open: bool) -> Spans:
+    """An interval as it stands; one whose ends are the wrong way round is no way to write the empty set."""
+    spans = _span(low, high, low_open, high_open)
+    if not spans:
+        raise NotReal
+    return spans
 
 
 def _span(low: End, high: End, low_open: bool, high_open: bool) -> Spans:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from mpmath import mp
 
 from math_verifier.compare.decision import Decision, no, unknown, yes
+from math_verifier.compare.exact import substitute
 from math_verifier.compare.numeric import DIGITS, Unbounded, Unsupported, evaluate, points_for, real_value
 from math_verifier.parse.ast import (
     MINUS_ONE,
@@ -27,6 +30,7 @@ from math_verifier.parse.ast import (
 )
 
 FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
+_ALIAS = re.compile(r"[A-Za-z](?:_[a-z])?")
 _OPAQUE = frozenset("xyz")
 
 
@@ -95,6 +99,37 @@ def statement_name(node: Node) -> Node | None:
         if len(node.terms) == 2 and is_name(node.terms[1]):
             return node.terms[1]
     return None
+
+
+def base_name(name: Node | None) -> Node | None:
+    """``x`` of ``x_1``."""
+    return Sym(name.name.partition("_")[0]) if isinstance(name, Sym) else name
+
+
+def aliased(one: Node, two: Node, first: Node, second: Node) -> Node | None:
+    """``second`` in the letters of ``first``, where ``one = first`` and ``two = second`` define functions under
+    different names: ``y = 2x``, ``f(x) = 2x``, ``g(t) = 2t``; None where the names are not just names."""
+    if isinstance(one, Apply) and isinstance(two, Apply):
+        if len(one.args) != len(two.args):
+            return None
+        for own, other in zip(one.args, two.args, strict=True):
+            if own == other:
+                continue
+            if not (isinstance(own, Sym) and isinstance(other, Sym)) or own.name in symbols(second):
+                return None
+            second = substitute(second, other.name, own)
+        return second
+    if not (symbols(first) or isinstance(one, Apply) or isinstance(two, Apply)):
+        return None
+    bases = set()
+    for name in (one, two):
+        if isinstance(name, Sym) and _ALIAS.fullmatch(name.name):
+            bases.add(name.name[0])
+        elif not isinstance(name, Apply) or not all(isinstance(arg, Sym) for arg in name.args):
+            return None
+    if bases & {name.partition("_")[0] for name in symbols(first) | symbols(second)}:
+        return None
+    return second
 
 
 def value_before_rounding(node: Rel) -> Node | None:

@@ -14,6 +14,8 @@ from math_verifier.compare.matrices import unit_vector
 from math_verifier.compare.prepare import prepared
 from math_verifier.compare.realsets import NotReal, Spans, endless, related, to_spans, union, variable
 from math_verifier.compare.relations import (
+    aliased,
+    base_name,
     consistent,
     same_relation,
     statement_name,
@@ -43,7 +45,6 @@ from math_verifier.parse.ast import (
     Text,
     divide,
     multiply,
-    symbols,
 )  # fmt: skip
 from math_verifier.parse.shapes import plain
 from math_verifier.parse.units import dimension
@@ -172,9 +173,11 @@ def _two_statements(a: Node, b: Node, policy: MathPolicy) -> Decision:
         names = statement_name(a), statement_name(b)
         values = statement_value(a), statement_value(b)
         if names[0] is not None and names[1] is not None and values[0] is not None and values[1] is not None:
-            decision = compare(values[0], values[1], policy)
-            if names[0] == names[1] or (decision.equal and (symbols(values[0]) or _functional(names))):
-                return decision
+            if names[0] == names[1]:
+                return compare(values[0], values[1], policy)
+            other = aliased(names[0], names[1], values[0], values[1])
+            if other is not None:
+                return compare(values[0], other, policy)
         if len(a.ops) == len(b.ops) == 1 and not {a.ops[0], b.ops[0]} & {"in", "notin", "equiv", "=>", "to"}:
             decision = same_relation(a, b)
             if decision.equal is not False:
@@ -194,11 +197,6 @@ def _two_statements(a: Node, b: Node, policy: MathPolicy) -> Decision:
     if isinstance(a, Logic) and isinstance(b, Logic) and a.op == b.op:
         return _unordered(a.items, b.items, policy)
     return no("structural", "different statements")
-
-
-def _functional(names: Sequence[Node | None]) -> bool:
-    """``y = 3`` and ``f(x) = 3`` name the same function."""
-    return any(isinstance(name, Apply) for name in names)
 
 
 # -- sets
@@ -307,13 +305,17 @@ def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
     if len(left) != len(right):
         return no("structural", "lists of different lengths")
     if a.kind == b.kind == "list" and None not in left_names and None not in right_names:
-        return _named(
-            dict(zip(left_names, left, strict=True)), left, dict(zip(right_names, right, strict=True)), right, policy
-        )
+        return _named(left_names, left, right_names, right, policy)
+    if kinds & _ORDERED and any(_repeats(names) for names in (left_names, right_names)):
+        return no("structural", "several values of one unknown against a tuple")
     named = any(len(set(names)) == len(names) > 1 and None not in names for names in (left_names, right_names))
     if kinds & _ORDERED or policy.list_order == "keep" or named or _has_dots(left) or _has_dots(right):
         return every(compare(one, two, policy) for one, two in zip(left, right, strict=True))
     return _unordered(left, right, policy)
+
+
+def _repeats(names: Sequence[Node | None]) -> bool:
+    return len(names) > 1 and None not in names and len(set(names)) == 1
 
 
 def _has_dots(items: Sequence[Node]) -> bool:
@@ -323,13 +325,14 @@ def _has_dots(items: Sequence[Node]) -> bool:
 
 
 def _named(
-    a: dict[Node | None, Node],
+    left_names: Sequence[Node | None],
     left: Sequence[Node],
-    b: dict[Node | None, Node],
+    right_names: Sequence[Node | None],
     right: Sequence[Node],
     policy: MathPolicy,
 ) -> Decision:
-    """``x = 1, y = 2`` against ``y = 2, x = 1``; names that repeat make it a plain list of values."""
+    """``x = 1, y = 2`` against ``y = 2, x = 1``; one name that repeats makes it a plain list of values."""
+    a, b = dict(zip(left_names, left, strict=True)), dict(zip(right_names, right, strict=True))
     if len(a) == len(left) and len(b) == len(right) and len(a) > 1:
         if set(a) != set(b):
             return (
@@ -338,7 +341,14 @@ def _named(
                 else no("structural", "different names")
             )
         return every(compare(value, b[name], policy) for name, value in a.items())
-    return _unordered(left, right, policy)
+    bases = [{base_name(name) for name in names} for names in (a, b)]
+    if bases[0] != bases[1]:
+        return no("structural", "different names")
+    if len(bases[0]) == 1:
+        return _unordered(left, right, policy)
+    pairs = [list(zip(names, values, strict=True)) for names, values in ((left_names, left), (right_names, right))]
+    items = [[Rel(("=",), (name, value)) for name, value in side if name is not None] for side in pairs]
+    return _unordered(items[0], items[1], policy)
 
 
 def _unordered(left: Sequence[Node], right: Sequence[Node], policy: MathPolicy) -> Decision:

@@ -111,6 +111,8 @@ def symbolic(a: Node, b: Node) -> Decision:
     """Compare two expressions with SymPy."""
     try:
         left, right = to_sympy(a), to_sympy(b)
+        if left.has(sympy.zoo, sympy.nan) or right.has(sympy.zoo, sympy.nan):
+            return unknown("symbolic", "not defined")
         if left == right:
             return yes("symbolic")
         if not (left.is_finite is not False and right.is_finite is not False):

@@ -428,6 +428,14 @@ class Atoms(Cursor):
             elif self.is_op("^") and power is None:
                 self.take()
                 power = self.script() if self.is_op("{") else self.digit()
+        if (
+            name == "log"
+            and base is None
+            and self.now.kind == "num"
+            and not self.now.spaced
+            and self.peek().text == "("
+        ):
+            base = self.tight()
         if power == MINUS_ONE and name in voc.INVERSES:
             name, power = voc.INVERSES[name], None
         args = self.function_arguments()
@@ -544,7 +552,7 @@ class Atoms(Cursor):
         sign = texts[1][:1] if texts[1] != "partial" else "partial"
         if texts[0] != "{" or sign not in {"d", "partial"}:
             return None
-        if texts[1] in {"d", "partial"} and texts[2] == "}" and texts[3] == "{":
+        if texts[1] in {"d", "partial"} and texts[2] == "}" and texts[3] == "{" and texts[4][: len(sign)] == sign:
             name = texts[4][1:] if sign == "d" and len(texts[4]) == 2 and texts[4][0] == "d" else texts[5]
             closed = texts[5] if name == texts[4][1:] else texts[6]
             if len(name) != 1 or not name.isalpha() or closed != "}":

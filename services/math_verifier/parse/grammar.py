@@ -7,6 +7,7 @@ errors. Every failure is a :class:`ParseError`; nesting is bounded, so no input 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from math_verifier.parse import units
 from math_verifier.parse import vocabulary as voc
@@ -41,6 +42,8 @@ from math_verifier.parse.atoms import Atoms
 from math_verifier.parse.cursor import IMPLICIT, MAX_DEPTH, MOD, POWER, PRODUCT, RATIO, RELATION, SETS, SUM, UNARY
 from math_verifier.parse.shapes import grouped, is_separator, joined, plain, transpose
 from math_verifier.parse.tokens import Comma, tokenize
+
+_NEGATED: Final = {"=": "!=", "!=": "=", "in": "notin", "<": ">=", ">": "<=", "<=": ">", ">=": "<"}
 
 
 def parse(text: str, comma: Comma = "thousands") -> Node:
@@ -201,7 +204,7 @@ class Parser(Atoms):
         while (op := self.relation()) is not None:
             self.take()
             if op == "not":
-                op = {"=": "!=", "in": "notin"}.get(self.relation() or "", "!=")
+                op = _NEGATED.get(self.relation() or "", "!=")
                 self.take()
             while self.is_op("&"):
                 self.take()
@@ -326,7 +329,9 @@ class Parser(Atoms):
                 raise ParseError("an improper fraction in a mixed number")
         else:
             return None
-        if isinstance(part, Num) and 0 < part.value < 1 and part.places is None and left.digits:
+        if isinstance(part, Num) and part.value > 0 and part.places is None and left.digits:
+            if part.value >= 1:
+                raise ParseError("an improper fraction in a mixed number")
             return Num(left.value + part.value)
         self.at = start
         return None
@@ -344,8 +349,8 @@ class Parser(Atoms):
                 self.take()
                 parts.append("^" + plain(self.script()))
         text = " ".join(parts).strip()
-        if text.lower().strip(" ,.;") in {"and", "or"}:
-            raise ParseError("a list that ends in a conjunction")
+        if "not" in text.lower().split() or text.lower().strip(" ,.;") in {"and", "or"}:
+            raise ParseError("a conjunction or negation where a unit may stand")
         if not text:
             return left
         first = text.split()[0]

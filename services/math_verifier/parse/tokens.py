@@ -51,6 +51,7 @@ _EXPONENT: Final = re.compile(r"[eE]([+-]?\d{1,9})(?![\dA-Za-z_^.])")
 _BASED: Final = re.compile(
     r"([0-9A-Fa-f]+(?:\.[0-9A-F]+)?)\s*_\s*(?:\{\s*(?:\\text\{)?(\d{1,2}|[a-z]{3,9})\}?\s*\}|(\d)(?!\d))"
 )
+_COMPUTER: Final = re.compile(r"0b([01]+)(?![\w])|0x([0-9A-Fa-f]{2,})(?![\w])")
 _BASE_WORDS: Final = {
     "two": 2,
     "three": 3,
@@ -95,6 +96,10 @@ def tokenize(text: str, comma: Comma = "thousands") -> list[Token]:
 
 def _next(text: str, position: int, depth: int, spaced: bool, comma: Comma) -> tuple[Token, int]:
     char = text[position]
+    computer = _COMPUTER.match(text, position) if char == "0" else None
+    if computer:
+        digits = computer[1] or computer[2]
+        return Token("based", digits.upper(), spaced, exponent=2 if computer[1] else 16), computer.end()
     based = _BASED.match(text, position) if char.isdigit() or char in "ABCDEFabcdef" else None
     if based:
         base = based[2] or based[3]

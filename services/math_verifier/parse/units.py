@@ -57,7 +57,7 @@ _UNITS: Final = _read(_TABLE)
 _COUNTED: Final = """
 unit units square cubic sq cu per each people person apples apple books book students student ways way times points
 point sides side items item pieces piece coins coin marbles tickets children boys girls more hours pages page miles
-votes cards games outcomes of solutions integers values triangles pairs dozen
+votes cards games outcomes of solutions integers values triangles pairs dozen pts pt
 """
 COUNTED: Final = frozenset(_COUNTED.split())
 """Words that count things, or belong to a unit."""

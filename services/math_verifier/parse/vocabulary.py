@@ -21,12 +21,12 @@ sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh
 ln lg log exp gcd lcm max min det arg sgn floor ceil abs sqrt cbrt binom factorial tr
 asin=arcsin acos=arccos atan=arctan arsinh=arcsinh arcosh=arccosh artanh=arctanh asinh=arcsinh acosh=arccosh
 atanh=arctanh tg=tan ctg=cot cosec=csc arctg=arctan sign=sgn ceiling=ceil Re=re Im=im HCF=gcd LCM=lcm GCD=gcd Log=log
-Arg=arg cis trace=tr
+Arg=arg cis trace=tr nCr=binom nPr=perm
 """)
 """Spelling to name in the tree."""
-MANY: Final = _names("gcd lcm max min binom")
+MANY: Final = _names("gcd lcm max min binom perm")
 """Functions that take a list as their arguments."""
-ARITY: Final = {**dict.fromkeys(MANY, (1, 1000)), "binom": (2, 2), "log": (1, 2)}
+ARITY: Final = {**dict.fromkeys(MANY, (1, 1000)), "binom": (2, 2), "perm": (2, 2), "log": (1, 2)}
 """Fewest and most arguments, where it is not one."""
 INVERSES: Final = _pairs("""
 sin=arcsin cos=arccos tan=arctan cot=arccot sec=arcsec csc=arccsc sinh=arcsinh cosh=arccosh tanh=arctanh

@@ -189,6 +189,8 @@ def clock(text: str) -> tuple[int, bool] | None:
         return None
     hour = int(found[1])
     if found[5]:
+        if hour != 12:
+            return None
         hour = 12 if found[5].lower() == "noon" else 0
     elif found[4]:
         hour = hour % 12 + (12 if found[4].lower() == "p" else 0)
