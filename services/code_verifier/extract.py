@@ -52,6 +52,8 @@ _THINK: Final = re.compile(
 _END_OF_TURN: Final = re.compile(
     r"(?:<\|(?:im_end|endoftext|eot_id|end_of_text|end|eom_id)\|>|</s>|<eos>|<end_of_turn>|<｜end▁of▁sentence｜>)\s*\Z"
 )
+_NAME_LINE: Final = re.compile(r"\A\s*+(?:python3?|py)[ \t]*\n", re.I)
+"""The tag of a fence that ended up on the line after it, or without its fence."""
 _NEXT_TURN: Final = re.compile(r"<\|(?:im_end|endoftext|eot_id|end_of_text)\|>")
 _ANSWER: Final = re.compile(r"<(?P<tag>answer|final_answer)>(?P<text>.*?)(?:</(?P=tag)>|\Z)", re.S | re.I)
 
@@ -136,7 +138,7 @@ class _Extractor:
         return None
 
     def _candidate(self, block: Block) -> _Found:
-        code = block.code.lstrip("\ufeff")
+        code = _NAME_LINE.sub("", block.code.lstrip("\ufeff"))
         transcript = transcript_code(code)
         code = code if transcript is None else transcript
         parses = self.parser.parse(code)
@@ -238,7 +240,7 @@ class _Extractor:
     # -- no blocks
 
     def _unfenced(self, text: str, depth: int) -> Program | None:
-        code = text.strip("\n").lstrip("\ufeff")
+        code = _NAME_LINE.sub("", text.strip("\n").lstrip("\ufeff"))
         if not code.strip():
             return None
         if depth == 0 and code.lstrip().startswith("{"):
@@ -255,7 +257,7 @@ class _Extractor:
             return Program(self._place(transcript), "transcript")
         if tree is None:
             code, tree = self._readable(code)
-        if tree is not None:
+        if tree is not None and not _has_words(tree):
             return Program(self._place(code), "bare") if is_program(tree) else None
         for found in (program_in_prose(code, self.entry, self.parser), *indented_regions(code, self.parser)):
             if found is not None and (self.entry is None or self._fits(found)):
@@ -298,7 +300,8 @@ def extract(text: str, *, entry_point: str | None = None, prompt: str | None = N
 
 
 def _normal(text: str) -> str:
-    return text.lstrip("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return re.sub("^[\ufeff\u200b\u2060]++", "", text, flags=re.M)
 
 
 def _within_line(text: str, position: int) -> bool:
@@ -322,6 +325,12 @@ def _without_thoughts(text: str) -> str:
     if not opened:
         kept.append(text[start:])
     return "".join(kept)
+
+
+def _has_words(tree: ast.Module) -> bool:
+    """Whether words of prose stand among the statements: names by themselves that nothing binds."""
+    words = {s.value.id for s in tree.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Name)}
+    return bool(words & free_names(tree))
 
 
 def _usable(blocks: Sequence[Block]) -> list[Block]:

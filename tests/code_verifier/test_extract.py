@@ -130,6 +130,11 @@ SAME = {
     "opened by the prompt": f"{ADD}```\nThis is the function.",
     "opened by the prompt, another block after it": f"{ADD}```\nUse it:\n```python\nprint(add(1, 2))\n```",
     "headings around": f"# Solution\n\n## Code\n\n```python\n{ADD}```\n\n## Notes\n\n- fast",
+    "the tag on the line after the fence": f"```\npython\n{ADD}```",
+    "the tag without a fence": f"python\n{ADD}",
+    "a heading of one word": f"Solution\n\n{ADD}\nDone",
+    "a fence behind an invisible space": f"\u200b```python\n{ADD}\u200b```",
+    "the opening fence twice": f"```python\n```python\n{ADD}```\n```",
     "odd spaces": f"```python\x0c\n{ADD}```",
     "line separators": '```python\nX = "a\u2028b\x85c"\n' + ADD + "```",
 }  # fmt: skip
