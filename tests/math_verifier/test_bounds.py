@@ -119,9 +119,9 @@ def test_no_input_costs_more_than_its_time_and_memory(pool: MathPool, peaks: dic
 
 PUMPS = [
     "\\boxed{", "\\boxed{1}", "\\boxed", "\\fbox ", "\\[", "\\(", "$", "$$", "**", "\\[x", "(\\\\", "<answer>",
-    "<think>", "</think>", "####", "#### ", "\n", " ", "\t\n", "the answer is ", "answer ", "answer: $", "is ", "1", "1,",
-    "1,234", "-", "1 ", "{", "}", "\\", "a", ". ", ": ", "½", "²", "\u2009", "\\text{", "\\text{1}", "\\left", "<sup>", "'",
-    "<|im_end|>", "Final Answer", "\\text{ is", "and ", "\\quad ", "1/", "=", "%",
+    "<think>", "</think>", "####", "#### ", "\n", " ", "\t\n", "the answer is ", "answer ", "answer: $", "is ",
+    "1", "1,", "1,234", "-", "1 ", "{", "}", "\\", "a", ". ", ": ", "½", "²", "\u2009", "\\text{", "\\text{1}",
+    "\\left", "<sup>", "'", "<|im_end|>", "Final Answer", "\\text{ is", "and ", "\\quad ", "1/", "=", "%",
 ]  # fmt: skip
 
 
