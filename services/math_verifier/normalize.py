@@ -187,7 +187,9 @@ def _normalized(text: str) -> str:
         text = _SPACES.sub(" ", text)
     elif "~" in text:
         text = text.replace("~", " ")
-    text = respell(_PLAIN_LEAD.sub("", text))
+    if "answer" in text.lower():
+        text = _PLAIN_LEAD.sub("", text)
+    text = respell(text)
     text = _dollars(_APPROXIMATE.sub("", text))
     text = _EUROPEAN.sub(lambda m: m[1] + m[2].replace(".", "") + "." + m[3], text)
     text = _DOT_THOUSANDS.sub(lambda m: m[1] + m[2].replace(".", ""), text)
