@@ -22,7 +22,7 @@ from gristmill.errors import InfrastructureError
 from gristmill.messages import CodeTests
 from gristmill.worker.retry import RetryPolicy
 
-HELD = 64
+HELD = 512
 """Completions that :func:`verify_many` has under way at most."""
 PATIENCE = RetryPolicy(attempts=30, elapsed_s=120.0, max_delay_s=5.0)
 """How long a Docker engine that went away is waited for."""

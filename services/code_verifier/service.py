@@ -27,6 +27,8 @@ NAME = "code_verifier"
 GROUP = "code-verifier"
 PATIENCE = RetryPolicy(attempts=1000, elapsed_s=1800.0, max_delay_s=5.0)
 """How long completions wait for a Docker engine that is away."""
+LONG_TEXT = 20_000
+"""Characters of a completion beyond which other completions do not wait for the search of its program."""
 SELF_TEST_S = 30.0
 """Time limit of the programs of the self-test."""
 
@@ -101,8 +103,11 @@ class Verifier:
         """
         if completion.tests is None:
             raise BadTests("the completion has none")
-        stop = self._ctx.config.stop_at_first_failure
-        task = make_task(completion.tests, completion.text, stop_at_first_failure=stop)
+        prepare = partial(make_task, stop_at_first_failure=self._ctx.config.stop_at_first_failure)
+        if len(completion.text) > LONG_TEXT:
+            task = await asyncio.to_thread(prepare, completion.tests, completion.text)
+        else:
+            task = prepare(completion.tests, completion.text)
         outcome = None if task.job is None else await self._pool.check(task.job)
         return result_of(task, outcome)
 

@@ -66,7 +66,7 @@ def make_task(tests: CodeTests, text: str, *, stop_at_first_failure: bool = True
     return Task(job, program.source, program.how, seconds)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def read_tests(tests: CodeTests) -> Tests:
     """The tests in the sandbox's words.
 
@@ -76,23 +76,24 @@ def read_tests(tests: CodeTests) -> Tests:
     limit = tests.time_limit_s
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise BadTests(f"the time limit {limit} is not a number of seconds above 0")
-    if tests.entry_point is not None and not all(part.isidentifier() for part in tests.entry_point.split(".")):
+    entry_point = None if tests.entry_point is None else tests.entry_point.replace("()", "")
+    if entry_point is not None and not all(part.isidentifier() for part in entry_point.split(".")):
         raise BadTests(f"the entry point {tests.entry_point!r} is not a name")
     match tests.kind:
         case "assert":
             if not tests.source.strip():
                 raise BadTests("tests of kind assert without a source")
             _compile(tests.source, "the tests")
-            return AssertTests(tests.source, tests.entry_point, tests.prompt or "")
+            return AssertTests(tests.source, entry_point, tests.prompt or "")
         case "call":
-            if tests.entry_point is None:
+            if entry_point is None:
                 raise BadTests("tests of kind call without an entry point")
             for number, case in enumerate(tests.cases):
                 if not isinstance(_json(case.input, f"case {number}: input"), list):
                     raise BadTests(f"case {number}: the input of a call must be a JSON array of its arguments")
                 _json(case.expected, f"case {number}: expected value")
             tolerance = CALL_TOLERANCE if tests.checker == "float" else 0.0
-            return CallTests(tests.entry_point, _cases(tests.cases), tolerance)
+            return CallTests(entry_point, _cases(tests.cases), tolerance)
         case "stdio":
             return _stdio(tests)
 
@@ -138,9 +139,9 @@ def _json(text: str, what: str) -> object:
         raise BadTests(f"{what} is not JSON: {error}") from error
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def called_name(source: str) -> str | None:
-    """The first name that tests call and do not define, for problems that do not say what they test."""
+    """The first name that tests call, or else use, and do not define: for problems that do not say what they test."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -148,8 +149,10 @@ def called_name(source: str) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     bound = {name for node in ast.walk(tree) for name in _bound(node)}
-    calls = (node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
-    return next((name for name in calls if name not in bound and not hasattr(builtins, name)), None)
+    nodes = list(ast.walk(tree))
+    calls = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    names = [node.id for node in nodes if isinstance(node, ast.Name)]
+    return next((name for name in (*calls, *names) if name not in bound and not hasattr(builtins, name)), None)
 
 
 def _bound(node: ast.AST) -> list[str]:

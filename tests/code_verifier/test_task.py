@@ -48,7 +48,7 @@ def test_the_name_under_test_is_found_where_it_is_not_given() -> None:
     ("assert add(1) == 2", "add"),
     ("assert set(f(1)) == {1}", "f"),
     ("from x import g\nassert g(h(2))", "h"),
-    ("def check(c):\n    assert c(1)\ncheck(add)", None),
+    ("def check(c):\n    assert c(1)\ncheck(add)", "add"),
     ("assert len([1]) == 1", None),
     ("s = Stack()\ns.push(1)", "Stack"),
     ("((", None),
@@ -58,6 +58,8 @@ def test_called_name(source: str, name: str | None) -> None:
 
 
 def test_cases_and_checkers() -> None:
+    method = read_tests(CodeTests(kind="assert", source="check(S().f)", entry_point="S().f"))
+    assert method == AssertTests("check(S().f)", "S.f")
     call = CodeTests(kind="call", entry_point="S.f", cases=(TestCase(input="[1, [2]]", expected="NaN"),))
     assert isinstance(read_tests(call), CallTests)
     near = CodeTests(kind="call", entry_point="f", checker="float", cases=(TestCase(input="[]", expected="0.5"),))
