@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import time
@@ -14,8 +15,19 @@ from code_verifier.link import Ended, Link, Output, wait
 GRACE_S = 8.0
 """How long a warden may take to kill, empty and report before its container counts as broken."""
 JUDGE_EXTRA_S = 0.25
-LOADING: frozenset[str] = frozenset(("syntax_error", "runtime_error", "memory_limit"))
-"""What a child may say of its own failure."""
+
+
+def said_of_failure(payload: bytes) -> tuple[CodeStatus, str] | None:
+    """Why a child says that its program failed; none for nonsense. The program can write this itself: it can only name
+    a failure."""
+    try:
+        said = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    match said:
+        case [("syntax_error" | "runtime_error" | "memory_limit") as status, str(reason)]:
+            return status, reason[:4000]
+    return None
 
 
 class Kept:

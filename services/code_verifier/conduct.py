@@ -15,7 +15,7 @@ import signal
 import time
 from typing import Any
 
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, LOADING, Bout
+from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import AssertTests, CallTests, CodeStatus, Job, Limits, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Event, Link, Message, Output, SandboxBroken, wait
@@ -115,13 +115,7 @@ class Conversation(Bout):
             self._go()
             return None
         if event.kind == frames.FAILED:
-            try:
-                status, reason = json.loads(event.payload)
-            except ValueError:
-                return self._violation()
-            if status not in LOADING:
-                return self._violation()
-            return status, str(reason)
+            return said_of_failure(event.payload) or self._violation()
         return self._violation()
 
     def _violation(self) -> tuple[CodeStatus, str]:

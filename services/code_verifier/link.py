@@ -190,6 +190,9 @@ class Link:
         except BlockingIOError:
             return
         except OSError as error:
+            # It has ended: what it said before that is still to be read.
+            while self._closed is None and select.select([self._sock], [], [], 0)[0]:
+                self.pump()
             self._end(f"cannot be written to: {error}")
 
     def pump(self) -> None:
@@ -206,7 +209,7 @@ class Link:
             return
         try:
             self._unpack(data)
-        except (frames.FrameError, ValueError, KeyError, TypeError) as error:
+        except (frames.FrameError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             self._end(f"spoke nonsense: {error}")
 
     def _end(self, why: str) -> None:
@@ -248,12 +251,14 @@ class Link:
             self._events.append(Output(kind, payload))
         elif kind == frames.ENDED:
             what = json.loads(payload)
-            unclean = what["unclean"]
+            unclean, code = what["unclean"], what["code"]
+            if code is not None and type(code) is not int:
+                raise ValueError("an exit code")
             if unclean is not None:
                 self.suspicion = str(unclean)
             self.running = False
             self._events.append(
-                Ended(str(what["why"]), what["code"], int(what["left"]), int(what["peak"]), bool(what["oom"]), unclean)
+                Ended(str(what["why"]), code, int(what["left"]), int(what["peak"]), bool(what["oom"]), unclean)
             )
         else:
             self._events.append(Note(kind, json.loads(payload)))

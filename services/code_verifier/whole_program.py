@@ -10,7 +10,7 @@ import json
 import time
 
 from code_verifier import checkers
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, LOADING, Bout
+from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import Case, CodeStatus, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Message, Output, SandboxBroken, wait
@@ -72,7 +72,7 @@ class WholePrograms(Bout):
                 if event.kind == frames.OUT:
                     output.append(event.data)
             elif isinstance(event, Message):
-                said = said or _said(event)
+                said = said or (said_of_failure(event.payload) if event.kind == frames.FAILED else None)
             else:
                 raise link.broken("its warden spoke out of turn")
         self.peak = max(self.peak, event.peak)
@@ -120,14 +120,3 @@ class WholePrograms(Bout):
                 if event.why == "time":
                     return Message(0, b"")
                 raise SandboxBroken("judge", f"the checker's child died: {self.limit_of(event)[1]}")
-
-
-def _said(message: Message) -> tuple[CodeStatus, str] | None:
-    """Why the program's child says it failed. A program can write this itself: it only names a failure."""
-    if message.kind != frames.FAILED:
-        return None
-    try:
-        status, reason = json.loads(message.payload)
-    except ValueError:
-        return None
-    return (status, str(reason)) if status in LOADING else None

@@ -267,9 +267,9 @@ class CandidatePeer(Peer):
                     return (next(target),)
                 except StopIteration:
                     return ()
-            case "isinstance", (value, kind):
+            case "isinstance", (kind, value):
                 return isinstance(value, kind)
-            case "issubclass", (value, kind):
+            case "issubclass", (kind, value):
                 return issubclass(value, kind)
             case "await", (target,):
                 return self._await(target)

@@ -21,7 +21,7 @@ from .decoding import Decoder
 from .encoding import Encoder
 from .mirrors import FromCandidate, derive, raisable
 from .peer import Peer, ProtocolError
-from .remote import STAND_INS, Remote, RemoteCoroutine, exactly
+from .remote import STAND_INS, Remote, RemoteCoroutine
 from .values import TYPES, Json, Malformed
 
 _SHARED, _SHARED_SIZE = 64, 10_000
@@ -167,8 +167,9 @@ class JudgePeer(Peer):
             case _:
                 raise Malformed("an exception")
         base = self._exception_class(kind_json)
-        text = exactly(str, decoder.decode(text_json))
-        args = exactly(tuple, decoder.decode(args_json))
+        text, args = decoder.decode(text_json), decoder.decode(args_json)
+        if type(text) is not str or type(args) is not tuple:
+            raise Malformed("an exception")
         name = base.__name__
         if name == "Missing":
             return raisable(NameError, f"name {text!r} is not defined", args, self.resolve(["o", ref, "object"]), "")
@@ -217,11 +218,11 @@ class JudgePeer(Peer):
                 except StopIteration:
                     return ()
             case (("len" | "bool" | "str" | "repr"), (target,)) if self._is_given(target):
-                return {"len": len, "bool": bool, "str": str, "repr": repr}[operation](target)
+                return _UNARY[operation](target)
             case "item", (target, key) if self._is_instance(target):
                 return target[key]
-            case "operator", (str(name), target, other) if self._is_instance(target) and name in _OPERATORS:
-                return getattr(operator, name)(target, other)
+            case "operator", (str(name), target, other) if self._is_instance(target) and name in _BINARY:
+                return _BINARY[name](target, other)
             case "get", (target, str(name)) if self._is_instance(target) and not name.startswith("_"):
                 return getattr(target, name)
             case "set", (target, str(name), value) if self._is_instance(target) and not name.startswith("_"):
@@ -237,7 +238,10 @@ class JudgePeer(Peer):
         return self._is_given(value) and type(value).__module__ == self._module
 
 
-_OPERATORS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod"))
+_BINARY: dict[str, Callable[[Any, Any], object]] = {
+    name: getattr(operator, name)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod")
+}
 _UNARY: dict[str, Callable[[Any], object]] = {"len": len, "bool": bool, "str": str, "repr": repr}
 
 

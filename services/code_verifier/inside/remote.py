@@ -13,8 +13,6 @@ import collections.abc
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from .values import Malformed
-
 
 class Asking(Protocol):
     """What a stand-in needs of the judge's side."""
@@ -67,9 +65,7 @@ class Remote:
         return found if type(found) is Remote else iter(found)
 
     def __next__(self) -> Any:
-        row = _ask(self, "next")
-        if type(row) is not tuple:
-            raise Malformed("an answer to next()")
+        row = _exactly(self, tuple, "next")
         if not row:
             raise StopIteration
         return row[0]
@@ -78,25 +74,25 @@ class Remote:
         return any(item is value or item == value for item in self)
 
     def __len__(self) -> int:
-        return exactly(int, _ask(self, "len"))
+        return _exactly(self, int, "len")
 
     def __bool__(self) -> bool:
-        return exactly(bool, _ask(self, "bool"))
+        return _exactly(self, bool, "bool")
 
     def __str__(self) -> str:
-        return exactly(str, _ask(self, "str"))
+        return _exactly(self, str, "str")
 
     def __repr__(self) -> str:
-        return exactly(str, _ask(self, "repr"))
+        return _exactly(self, str, "repr")
 
     def __hash__(self) -> int:
         return hash(self._gristmill_ref)
 
     def __instancecheck__(self, value: object) -> bool:
-        return type(value) in STAND_INS and exactly(bool, self._gristmill_peer.request("isinstance", value, self))
+        return type(value) in STAND_INS and _exactly(self, bool, "isinstance", value)
 
     def __subclasscheck__(self, value: object) -> bool:
-        return type(value) is Remote and exactly(bool, self._gristmill_peer.request("issubclass", value, self))
+        return type(value) is Remote and _exactly(self, bool, "issubclass", value)
 
     def __enter__(self) -> Any:
         return _ask(self, "enter")
@@ -148,10 +144,12 @@ def _ask(remote: Remote, operation: str, *operands: object) -> Any:
 _T = TypeVar("_T")
 
 
-def exactly(kind: type[_T], value: object) -> _T:
-    """``value``, if its type is ``kind`` and nothing else."""
+def _exactly(remote: Remote, kind: type[_T], operation: str, *operands: object) -> _T:
+    """An answer that can be of one type only."""
+    value = _ask(remote, operation, *operands)
     if type(value) is not kind:
-        raise Malformed(f"a {type(value).__name__} in place of a {kind.__name__}")
+        peer: Asking = remote._gristmill_peer
+        peer.end("runtime_error", f"the program's side answered {operation} with a {type(value).__name__}")
     return value
 
 

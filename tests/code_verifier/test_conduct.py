@@ -1,0 +1,576 @@
+"""The conversation, with wardens that are played by the test: what is out of turn, late, broken, or a lie."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from code_verifier.conduct import SandboxBroken, run_job
+from code_verifier.inside import frames
+from code_verifier.job import AssertTests, Case, Job, Limits, Outcome, StdioTests
+from code_verifier.link import Link, Message, Note, Output, wait
+
+JOB = Job("def add(a, b): return a + b", AssertTests("assert add(2, 3) == 5"), time_s=1.0)
+SUM = Job("print(5)", StdioTests((Case("2 3", "5"),)), time_s=1.0)
+CALL = b'["t","call",["w",0],["t",2,3],["d"]]'
+
+
+class Warden:
+    """One end of an attach socket, as a warden and its child would speak."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._warden = frames.Splitter(frames.CHUNK)
+        self._child = frames.Splitter(frames.BODY_LIMIT)
+        self._heard: list[tuple[str, int, bytes]] = []
+        self.killed = False
+
+    def raw(self, data: bytes, stream: int = 1) -> None:
+        self._sock.sendall(struct.pack(">B3xI", stream, len(data)) + data)
+
+    def frame(self, kind: int, payload: bytes = b"") -> None:
+        self.raw(frames.pack(kind, payload))
+
+    def say(self, kind: int, payload: bytes = b"") -> None:
+        data = frames.pack(kind, payload)
+        for at in range(0, len(data), frames.CHUNK):
+            self.frame(frames.DATA, data[at : at + frames.CHUNK])
+
+    def ended(self, why: str = "kill", **what: Any) -> None:
+        account = {
+            "why": why,
+            "code": None,
+            "left": 0,
+            "peak": 1,
+            "cpu": 0,
+            "seconds": 0,
+            "oom": False,
+            "unclean": None,
+        }
+        self.frame(frames.ENDED, json.dumps(account | what).encode())
+
+    def hear(self) -> tuple[str, int, bytes]:
+        """Next thing from the host: ("frame", kind, payload) or ("message", kind, payload)."""
+        while not self._heard:
+            data = self._sock.recv(1 << 16)
+            if not data:
+                raise EOFError
+            for kind, payload in self._warden.feed(data):
+                if kind == frames.DATA:
+                    self._heard += [("message", k, p) for k, p in self._child.feed(payload)]
+                else:
+                    self._heard.append(("frame", kind, payload))
+        return self._heard.pop(0)
+
+    def until(self, kind: int) -> bytes:
+        """The payload of the next message or frame of a kind."""
+        while True:
+            _, found, payload = self.hear()
+            if found == kind:
+                return payload
+
+    def obey(self) -> None:
+        """End when told to."""
+        self.until(frames.KILL)
+        self.ended()
+
+
+Script = Callable[[Warden], None]
+
+
+class Stage:
+    """Two links whose other ends are played by scripts in threads."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def link(self, which: str, script: Script) -> Link:
+        ours, theirs = socket.socketpair()
+        self._sockets += [ours, theirs]
+
+        def play() -> None:
+            try:
+                script(Warden(theirs))
+            except (EOFError, OSError):
+                return
+
+        thread = threading.Thread(target=play, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+        return Link(ours, which)
+
+    def run(self, candidate: Script, judge: Script, job: Job = JOB, limits: Limits | None = None) -> Outcome:
+        pair = self.link("candidate", candidate), self.link("judge", judge)
+        outcome = run_job(*pair, job, limits or Limits(time_s=1.0))
+        assert not any(link.running for link in pair)
+        self.links = pair
+        return outcome
+
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+        for thread in self._threads:
+            thread.join(5)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def loaded(warden: Warden) -> None:
+    warden.until(frames.BODY)
+    warden.say(frames.READY)
+    warden.until(frames.GO)
+
+
+def honest(warden: Warden) -> None:
+    loaded(warden)
+    warden.until(frames.ASK)
+    warden.say(frames.ANSWER, b'["ok",5,[],null]')
+    warden.obey()
+
+
+def judging(warden: Warden) -> None:
+    warden.until(frames.BODY)
+    warden.say(frames.READY, b"[]")
+    warden.until(frames.GO)
+    warden.say(frames.ASK, CALL)
+    warden.until(frames.ANSWER)
+    warden.say(frames.TEST, b'[0,"passed","",0.1]')
+    warden.say(frames.DONE, b'[null,""]')
+    warden.obey()
+
+
+def waiting(warden: Warden) -> None:
+    warden.until(frames.BODY)
+    warden.say(frames.READY, b"[]")
+    warden.obey()
+
+
+def asking(warden: Warden) -> None:
+    """A judge that asks, and takes what comes."""
+    warden.until(frames.BODY)
+    warden.say(frames.READY, b"[]")
+    warden.until(frames.GO)
+    warden.say(frames.ASK, CALL)
+    warden.obey()
+
+
+def test_passed(stage: Stage) -> None:
+    outcome = stage.run(honest, judging)
+    assert outcome.status == "passed"
+    assert [test.status for test in outcome.tests] == ["passed"]
+
+
+LIES: dict[str, Script] = {
+    "verdict": lambda w: w.say(frames.DONE, b'[null,""]'),
+    "test": lambda w: w.say(frames.TEST, b'[0,"passed","",0]'),
+    "ready-again": lambda w: w.say(frames.READY),
+    "unknown": lambda w: w.say(99, b"x"),
+    "huge": lambda w: w.frame(frames.DATA, struct.pack(">IB", 1 << 31, frames.ANSWER)),
+    "answer-twice": lambda w: (w.say(frames.ANSWER, b"5"), w.say(frames.ANSWER, b"5"))[0],
+    "failed-late": lambda w: w.say(frames.FAILED, b'["passed",""]'),
+}
+
+
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_candidate_out_of_turn(stage: Stage, lie: str) -> None:
+    def script(warden: Warden) -> None:
+        loaded(warden)
+        warden.until(frames.ASK)
+        LIES[lie](warden)
+        warden.obey()
+
+    outcome = stage.run(script, asking)
+    assert outcome.status == "runtime_error"
+    assert "out of turn" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (frames.DONE, b'[null,""]'),
+        (frames.TEST, b'[0,"passed","",0]'),
+        (frames.ASK, b"x"),
+        (frames.ANSWER, b"x"),
+        (frames.FAILED, b'["passed",""]'),
+        (frames.FAILED, b'["sandbox_error",""]'),
+        (frames.FAILED, b'["no_code",""]'),
+        (frames.FAILED, b"["),
+        (frames.FAILED, b"5"),
+        (frames.FAILED, b'[[],""]'),
+    ],
+)
+def test_candidate_lies_while_loading(stage: Stage, message: tuple[int, bytes]) -> None:
+    def script(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(*message)
+        warden.obey()
+
+    assert stage.run(script, waiting).status == "runtime_error"
+
+
+def test_candidate_says_why_it_does_not_load(stage: Stage) -> None:
+    def script(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.FAILED, b'["syntax_error","line 1"]')
+        warden.obey()
+
+    outcome = stage.run(script, waiting)
+    assert (outcome.status, outcome.reason) == ("syntax_error", "line 1")
+
+
+def test_speaking_before_the_judge_is_ready(stage: Stage) -> None:
+    def script(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY)
+        warden.say(frames.ANSWER, b'["ok",5,[],null]')
+        warden.obey()
+
+    assert stage.run(script, waiting).status == "runtime_error"
+
+
+@pytest.mark.parametrize(
+    ("account", "status"),
+    [
+        ({"why": "exit", "code": 0}, "runtime_error"),
+        ({"why": "exit", "code": 1}, "runtime_error"),
+        ({"why": "exit", "code": -11}, "runtime_error"),
+        ({"why": "exit", "code": -9}, "runtime_error"),
+        ({"why": "exit", "code": -9, "oom": True}, "memory_limit"),
+        ({"why": "exit", "code": -9, "peak": 520 << 20}, "memory_limit"),
+        ({"why": "exit", "code": -24}, "time_limit"),
+        ({"why": "exit", "code": -60}, "runtime_error"),
+        ({"why": "channel"}, "runtime_error"),
+        ({"why": "time"}, "time_limit"),
+        ({"why": "output"}, "output_limit"),
+    ],
+)
+def test_how_the_candidate_ends(stage: Stage, account: dict[str, Any], status: str) -> None:
+    def script(warden: Warden) -> None:
+        loaded(warden)
+        warden.until(frames.ASK)
+        warden.ended(**account)
+
+    outcome = stage.run(script, asking)
+    assert outcome.status == status
+    assert [test.status for test in outcome.tests] == [status]
+
+
+def test_candidate_that_ended_before_the_judge_was_done_does_not_pass(stage: Stage) -> None:
+    def script(warden: Warden) -> None:
+        loaded(warden)
+        warden.until(frames.ASK)
+        warden.say(frames.ANSWER, b'["ok",5,[],null]')
+        warden.until(frames.KILL)
+        warden.ended("exit", code=0)
+
+    assert stage.run(script, judging).status == "runtime_error"
+
+
+def test_judge_that_hangs_by_itself_says_nothing_of_the_program(stage: Stage) -> None:
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY, b"[]")
+        warden.until(frames.GO)
+        warden.ended("time")
+
+    def candidate(warden: Warden) -> None:
+        loaded(warden)
+        warden.obey()
+
+    assert stage.run(candidate, judge).status == "sandbox_error"
+
+
+def test_judge_that_hangs_on_a_value_is_the_programs_time(stage: Stage) -> None:
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY, b"[]")
+        warden.until(frames.GO)
+        warden.say(frames.ASK, CALL)
+        warden.until(frames.ANSWER)
+        warden.ended("time")
+
+    assert stage.run(honest, judge).status == "time_limit"
+
+
+BROKEN_JUDGES: dict[str, Script] = {
+    "dies": lambda w: w.ended("exit", code=-9),
+    "answers": lambda w: w.say(frames.ANSWER, b""),
+    "nonsense-test": lambda w: w.say(frames.TEST, b"{}"),
+    "nonsense-status": lambda w: w.say(frames.TEST, b'[0,"maybe","",0]'),
+    "unknown": lambda w: w.say(99),
+    "gone": lambda w: w._sock.shutdown(socket.SHUT_RDWR),
+    "no-frame": lambda w: w.raw(b"\xff" * 64),
+    "no-docker": lambda w: w._sock.sendall(b"\xff" * 64),
+    "no-account": lambda w: w.frame(frames.ENDED, b"{}"),
+    "odd-code": lambda w: w.ended(code="0"),
+    "odd-peak": lambda w: w.ended(peak=float("inf")),
+    "deep-account": lambda w: w.frame(frames.ENDED, b"[" * 60_000),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_JUDGES, ids=str)
+def test_broken_judge(stage: Stage, how: str) -> None:
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY, b"[]")
+        warden.until(frames.GO)
+        BROKEN_JUDGES[how](warden)
+        warden.obey()
+
+    def candidate(warden: Warden) -> None:
+        loaded(warden)
+        warden.obey()
+
+    with pytest.raises(SandboxBroken) as caught:
+        stage.run(candidate, judge)
+    assert caught.value.which == "judge"
+
+
+def test_warden_that_lets_the_deadline_pass(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("code_verifier.conduct.GRACE_S", 0.2)
+    with pytest.raises(SandboxBroken, match="deadline"):
+        stage.run(lambda w: time.sleep(0), waiting, Job("", AssertTests(""), time_s=0.2))
+
+
+def test_warden_that_does_not_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("code_verifier.bout.GRACE_S", 0.2)
+
+    def script(warden: Warden) -> None:
+        loaded(warden)
+        warden.until(frames.ASK)
+        warden.say(frames.ANSWER, b'["ok",5,[],null]')
+        warden.until(frames.KILL)
+
+    with pytest.raises(SandboxBroken, match="not idle") as caught:
+        stage.run(script, judging)
+    assert caught.value.which == "candidate"
+
+
+def test_what_the_warden_says_on_standard_error_is_told(stage: Stage) -> None:
+    def script(warden: Warden) -> None:
+        warden.raw(b"Traceback: boom", 2)
+        warden._sock.shutdown(socket.SHUT_RDWR)
+
+    with pytest.raises(SandboxBroken, match="boom"):
+        stage.run(script, waiting)
+
+
+def test_unclean_container_is_suspected(stage: Stage) -> None:
+    def script(warden: Warden) -> None:
+        loaded(warden)
+        warden.until(frames.ASK)
+        warden.say(frames.ANSWER, b'["ok",5,[],null]')
+        warden.until(frames.KILL)
+        warden.ended(unclean="processes that do not die")
+
+    assert stage.run(script, judging).status == "passed"
+    assert stage.links[0].suspicion == "processes that do not die"
+    assert stage.links[1].suspicion is None
+
+
+def test_kept_output_is_bounded(stage: Stage) -> None:
+    limits = Limits(time_s=5.0, kept_bytes=100, output_bytes=1 << 20)
+
+    def script(warden: Warden) -> None:
+        warden.frame(frames.OUT, b"first" + b"x" * 50_000)
+        warden.frame(frames.OUT, b"\xff" * 50_000 + b"last")
+        warden.frame(frames.ERR, b"error")
+        honest(warden)
+
+    outcome = stage.run(script, judging, JOB, limits)
+    assert outcome.stdout.startswith("first")
+    assert outcome.stdout.endswith("last")
+    assert len(outcome.stdout) < 200
+    assert outcome.stderr == "error"
+
+
+def test_candidate_warden_that_lets_too_much_through(stage: Stage) -> None:
+    def script(warden: Warden) -> None:
+        while True:
+            warden.frame(frames.OUT, b"x" * 60_000)
+
+    with pytest.raises(SandboxBroken, match="more output"):
+        stage.run(script, waiting, JOB, Limits(output_bytes=100_000))
+
+
+def test_large_messages_pass_both_ways(stage: Stage) -> None:
+    size = 3 << 20
+    seen: list[int] = []
+
+    def candidate(warden: Warden) -> None:
+        loaded(warden)
+        seen.append(len(warden.until(frames.ASK)))
+        warden.say(frames.ANSWER, b"y" * size)
+        warden.obey()
+
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY, b"[]")
+        warden.until(frames.GO)
+        warden.say(frames.ASK, b"x" * size)
+        seen.append(len(warden.until(frames.ANSWER)))
+        warden.say(frames.DONE, b'["wrong_answer","no"]')
+        warden.obey()
+
+    assert stage.run(candidate, judge, JOB, Limits(time_s=10.0)).status == "wrong_answer"
+    assert seen == [size, size]
+
+
+def test_callbacks_keep_turns(stage: Stage) -> None:
+    def candidate(warden: Warden) -> None:
+        loaded(warden)
+        warden.until(frames.ASK)
+        warden.say(frames.ASK, b"back")
+        warden.until(frames.ANSWER)
+        warden.say(frames.ANSWER, b"5")
+        warden.obey()
+
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY, b"[]")
+        warden.until(frames.GO)
+        warden.say(frames.ASK, b"call")
+        assert warden.until(frames.ASK) == b"back"
+        warden.say(frames.ANSWER, b"1")
+        warden.until(frames.ANSWER)
+        warden.say(frames.TEST, b'[0,"passed","",0.1]')
+        warden.say(frames.DONE, b'[null,""]')
+        warden.obey()
+
+    assert stage.run(candidate, judge).status == "passed"
+
+
+def test_nothing_expected_goes_to_the_candidate(stage: Stage) -> None:
+    got: list[bytes] = []
+
+    def candidate(warden: Warden) -> None:
+        warden.say(frames.READY)
+        while True:
+            _, kind, payload = warden.hear()
+            got.append(payload)
+            if kind == frames.ASK:
+                warden.say(frames.ANSWER, b'["ok",5,[],null]')
+            if kind == frames.KILL:
+                warden.ended()
+
+    job = Job(
+        "def add(a, b): ...", AssertTests("assert add(2, 3) == 'expected-value'", "add", "prelude-text"), time_s=1.0
+    )
+    stage.run(candidate, judging, job)
+    assert b"def add" in b"".join(got)
+    assert b"expected-value" not in b"".join(got)
+    assert b"prelude-text" not in b"".join(got)
+
+
+def test_whole_program_gets_its_input_and_nothing_else(stage: Stage) -> None:
+    got: list[bytes] = []
+
+    def candidate(warden: Warden) -> None:
+        got.append(warden.until(frames.BODY))
+        warden.frame(frames.OUT, b"5\n")
+        warden.ended("exit", code=0)
+        got.append(warden.until(frames.KILL))
+
+    job = Job("print(5)", StdioTests((Case("the input", "5"),)), time_s=1.0)
+    assert stage.run(candidate, waiting, job).status == "passed"
+    assert json.loads(got[0]) == {"source": "print(5)", "input": "the input"}
+
+
+@pytest.mark.parametrize(
+    ("said", "account", "status"),
+    [
+        (b'["syntax_error","x"]', {"why": "exit", "code": 1}, "syntax_error"),
+        (b'["memory_limit","x"]', {"why": "exit", "code": 1}, "memory_limit"),
+        (b'["passed","x"]', {"why": "exit", "code": 1}, "runtime_error"),
+        (b"nonsense", {"why": "exit", "code": 1}, "runtime_error"),
+        (b"5", {"why": "exit", "code": 1}, "runtime_error"),
+        (b'["syntax_error","x"]', {"why": "time"}, "time_limit"),
+        (None, {"why": "exit", "code": 3}, "runtime_error"),
+        (None, {"why": "output"}, "output_limit"),
+    ],
+)
+def test_how_a_whole_program_fails(stage: Stage, said: bytes | None, account: dict[str, Any], status: str) -> None:
+    def candidate(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.frame(frames.OUT, b"5\n")
+        if said is not None:
+            warden.say(frames.FAILED, said)
+        warden.ended(**account)
+
+    assert stage.run(candidate, waiting, SUM).status == status
+
+
+def test_whole_job_has_a_deadline(stage: Stage) -> None:
+    job = Job("print(5)", StdioTests((Case("", "5"),) * 3), time_s=1.0)
+
+    def candidate(warden: Warden) -> None:
+        for _ in range(3):
+            warden.until(frames.BODY)
+            time.sleep(0.15)
+            warden.frame(frames.OUT, b"5\n")
+            warden.ended("exit", code=0)
+
+    outcome = stage.run(candidate, waiting, job, Limits(job_s=0.2))
+    assert outcome.status == "time_limit"
+    assert [test.status for test in outcome.tests] == ["passed", "passed", "time_limit"]
+
+
+def test_early_stop_and_going_on(stage: Stage) -> None:
+    def candidate(warden: Warden) -> None:
+        while True:
+            warden.until(frames.BODY)
+            warden.frame(frames.OUT, b"5\n")
+            warden.ended("exit", code=0)
+
+    tests = StdioTests((Case("", "4"), Case("", "5")))
+    first = stage.run(candidate, waiting, Job("", tests, time_s=1.0))
+    assert [test.status for test in first.tests] == ["wrong_answer"]
+    both = stage.run(candidate, waiting, Job("", tests, stop_at_first_failure=False, time_s=1.0))
+    assert [test.status for test in both.tests] == ["wrong_answer", "passed"]
+    assert both.status == "wrong_answer"
+
+
+def test_link_waits_for_any_and_sends_meanwhile() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        link = Link(ours, "candidate")
+        warden = Warden(theirs)
+        link.ping()
+        wait((link,), time.monotonic() + 0.01)
+        assert not link.has_event
+        warden.until(frames.PING)
+        data = (
+            frames.pack(frames.HELLO, b'{"uid":5}')
+            + frames.pack(frames.OUT, b"a")
+            + frames.pack(frames.DATA, frames.pack(7, b"b"))
+        )
+        for at in range(len(data)):  # byte by byte, in Docker frames of one byte
+            warden.raw(data[at : at + 1])
+        events = []
+        while len(events) < 3:
+            wait((link,), time.monotonic() + 5)
+            events.append(link.next())
+        assert events == [Note(frames.HELLO, {"uid": 5}), Output(frames.OUT, b"a"), Message(7, b"b")]
+        theirs.shutdown(socket.SHUT_RDWR)
+        wait((link,), time.monotonic() + 5)
+        with pytest.raises(SandboxBroken, match="ended"):
+            link.next()
+
+
+def test_hello_that_does_not_come() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(SandboxBroken, match="no sign of life"):
+        Link(ours, "candidate").hello(0.05)
