@@ -111,12 +111,24 @@ def _stored(target: ast.expr) -> Iterator[str]:
 
 
 def defines(tree: ast.Module, name: str) -> int:
-    """How ``name`` is bound at the top level: 2 by a definition or assignment, 1 by an import alone, 0 not at all."""
+    """How ``name`` is bound at the top level: 2 by a definition or assignment, 1 by an import or a stub alone, 0 not at
+    all."""
     found = 0
     for statement in top_level(tree.body):
         if name in binds(statement):
-            found = max(found, 1 if isinstance(statement, ast.Import | ast.ImportFrom) else 2)
+            weak = isinstance(statement, ast.Import | ast.ImportFrom) or _is_stub(statement)
+            found = max(found, 1 if weak else 2)
     return found
+
+
+def _is_stub(statement: ast.stmt) -> bool:
+    """Whether it is a function whose body was left out."""
+    if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return all(
+        isinstance(item, ast.Pass) or (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))
+        for item in statement.body
+    )
 
 
 def seems_to_define(source: str, name: str) -> bool:

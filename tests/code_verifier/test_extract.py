@@ -75,6 +75,7 @@ SAME = {
     "a correction": f"```python\n{BAD}```\nWrong! Correct:\n```python\n{ADD}```",
     "usage after": f"```python\n{ADD}```\nUse it so:\n```python\nprint(add(2, 3))\n```",
     "tests that import it after": f"```python\n{ADD}```\n```python\nfrom solution import add\nassert add(1, 2) == 3\n```",
+    "the signature again after": f"```python\n{ADD}```\nIts type:\n```python\ndef add(a: int, b: int) -> int: ...\n```",
     "a broken block after": f"```python\n{ADD}```\n```python\ndef add(a, b:\n```",
     "an open block after": f"```python\n{ADD}```\nOr:\n```python\ndef add(a, b):\n    return sum((a,",
     "pseudocode after": f"```python\n{ADD}```\n```\nfunction add(a, b)\n  return a + b\n```",

@@ -84,10 +84,9 @@ def test_functions_without_what_the_prompt_defines_pass(pool: SandboxPool) -> No
     assert [item.problem_id for item, result in zip(found, results, strict=True) if not result.correct] == []
 
 
-@pytest.mark.parametrize("name", ["humaneval", "sanitized"])
-def test_a_function_that_gives_nothing_fails_everywhere(name: str, pool: SandboxPool) -> None:
+def test_a_function_that_gives_nothing_fails_everywhere(pool: SandboxPool) -> None:
     """No problem's tests pass by themselves."""
-    found = [item for item in items(name) if item.tests is not None and item.tests.entry_point is not None]
+    found = [item for item in items("humaneval") if item.tests is not None and item.tests.entry_point is not None]
     stub = "```python\ndef {}(*args, **kwargs):\n    return None\n```"
     rows = [(stub.format(checks_of(item).entry_point), checks_of(item)) for item in found]
     results = list(verify_many(rows, pool=pool))
