@@ -154,7 +154,7 @@ def _remembered(text: str) -> str:
 
 
 def _normalized(text: str) -> str:
-    text = unicode_to_tex(text.strip())
+    text = unicode_to_tex(undelimited(text))
     bold = _BOLD.match(text)
     if bold:
         text = bold[2]
@@ -196,6 +196,26 @@ def _normalized(text: str) -> str:
     text = _TRAILING.sub("", _WS.sub(" ", text)).strip()
     text = _ASIDE.sub("", _full_stop(text))
     return _unwrap(text)
+
+
+_CLOSING: Final = {"\\(": "\\)", "\\[": "\\]"}
+
+
+def undelimited(text: str) -> str:
+    """Without the mathematics delimiters around the whole, and without ``\\displaystyle`` before it."""
+    text = text.strip()
+    for _ in range(4):
+        before = text
+        if text[:1] == "$" and text[-1:] == "$" and len(text) > 2:
+            inner = text.strip("$")
+            text = inner.strip() if "$" not in inner and not inner.endswith("\\") else text
+        elif text[:2] in _CLOSING and text.find(_CLOSING[text[:2]]) == len(text) - 2:
+            text = text[2:-2].strip()
+        elif text.startswith("\\displaystyle") and not text[13:14].isalpha():
+            text = text[13:].strip()
+        if text == before:
+            break
+    return text
 
 
 def _plain_style(found: re.Match[str]) -> str:

@@ -35,7 +35,12 @@ def warm() -> None:
     policy = MathPolicy()
     check("\\frac{1}{2}", "\\sin^2 x + \\sqrt{2}", policy)
     symbolic.symbolic(parse("\\sin^2 x"), parse("1-\\cos^2 x"))
-    symbolic.symbolic(parse("\\sum_{n=0}^\\infty \\frac{1}{n!}"), parse("e"))
+    for left, right in (
+        ("\\sum_{n=0}^\\infty \\frac{1}{n!}", "e"),
+        ("\\int_0^\\infty e^{-x} dx", "1"),
+        ("\\lim_{x\\to0} \\frac{\\sin x}{x}", "1"),
+    ):
+        symbolic.symbolic(parse(left), parse(right))
 
 
 def serve(channel: Channel, memory_limit_mb: int) -> None:

@@ -428,7 +428,7 @@ def _ratios(a: Node, b: Node, policy: MathPolicy) -> Decision:
             for one, two in zip(a.items[1:], b.items[1:], strict=True)
         )
         return every(scaled)
-    if len(a.items) == 2 and not isinstance(b, Seq):
+    if len(a.items) == 2 and not isinstance(b, Seq | Clock):
         return same_value(divide(*a.items), _bare(b, policy), policy)
     return no("structural", "a ratio against something else")
 
