@@ -12,13 +12,13 @@ but this is killed, reaped, the writable mounts are emptied, and ``ENDED``, the 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import _socket
 import contextlib
 import gc
 import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -59,16 +59,15 @@ class Run:
 
     def fork(self) -> Callable[[], int] | None:
         """Start the child; in the child, what it has to do."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = (end.detach() for end in _socket.socketpair())
         out, err = os.pipe(), os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            descriptor = _become_child(self.job, theirs.detach(), out[1], err[1])
+            descriptor = _become_child(self.job, theirs, out[1], err[1])
             return lambda: _ROLES[self.role](frames.Channel(descriptor))
-        theirs.close()
-        os.close(out[1])
-        os.close(err[1])
-        self.channel = ours.detach()
+        for fd in (theirs, out[1], err[1]):
+            os.close(fd)
+        self.channel = ours
         os.set_blocking(self.channel, False)
         self.pipes = {self.channel: frames.DATA, out[0]: frames.OUT, err[0]: frames.ERR}
         for fd in (out[0], err[0]):
@@ -96,6 +95,8 @@ def _become_child(job: dict[str, Any], channel: int, out: int, err: int) -> int:
     os.chdir(cleaning.WORK)
     sys.path.insert(0, "")
     limits.apply(job["memory_bytes"], job["file_bytes"], open_files, job["cpu_s"])
+    for hook in _hooks:
+        os.register_at_fork(**hook)
     sys.setrecursionlimit(1015 if job["role"] != "judge" else 3000)  # the frames below the program's first
     return last
 
@@ -335,13 +336,21 @@ class Supervisor:
 
 
 _supervisor: Supervisor | None = None
+_hooks: list[dict[str, Any]] = []
 
 
-def serve() -> Callable[[], int] | None:
-    """Run as PID 1; in a child, what it has to do."""
+def serve(hooks: list[dict[str, Any]], register: Callable[..., None]) -> Callable[[], int] | None:
+    """Run as PID 1; in a child, what it has to do.
+
+    Args:
+        hooks: what modules would have done in a child after a fork.
+        register: ``os.register_at_fork``, which is replaced as long as this process imports.
+    """
     limits.set_dumpable(False)
     os.chdir("/")
     preload()
+    os.register_at_fork = register
+    _hooks.extend(hooks)
     global _supervisor
     supervisor = _supervisor = Supervisor()  # never freed, in a child either: that would touch its pages
     supervisor.hello()

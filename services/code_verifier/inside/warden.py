@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -29,11 +30,15 @@ def main() -> int:
         return 2
     if dict(os.environ) != ENVIRONMENT:
         os.execve(sys.executable, [sys.executable, FLAGS, os.path.abspath(__file__)], ENVIRONMENT)  # noqa: S606, PTH100
+    # Hooks of threading and random cost every fork here a millisecond. The children register them for their own forks.
+    hooks: list[dict[str, Any]] = []
+    register = os.register_at_fork
+    os.register_at_fork = lambda **hook: hooks.append(hook)
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
     sys.path.insert(0, folder)
     supervisor = __import__("inside.supervisor", fromlist=["serve"])
     sys.path.remove(folder)
-    child = supervisor.serve()
+    child = supervisor.serve(hooks, register)
     return int(child()) if child is not None else 0
 
 
