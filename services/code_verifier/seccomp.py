@@ -30,9 +30,10 @@ lseek lstat mkdir mkdirat mknod mknodat newfstatat open openat openat2 pipe pipe
 pwritev pwritev2 read readahead readlink readlinkat readv rename renameat renameat2 rmdir sendfile splice stat statfs
 statx symlink symlinkat tee truncate umask unlink unlinkat utime utimensat utimes write writev
 """
+# pselect is gVisor's name of pselect6.
 _WAITING = """
-epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 poll ppoll pselect6 select
-signalfd signalfd4 timerfd_create timerfd_gettime timerfd_settime
+epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 poll ppoll pselect pselect6
+select signalfd signalfd4 timerfd_create timerfd_gettime timerfd_settime
 """
 _SOCKETS = """
 accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg sendmsg sendto

@@ -219,15 +219,18 @@ def _environment(facts: Facts) -> Result:
 
 
 def _first_process(facts: Facts) -> Result:
-    got = [name for name, how in facts.look["first_process"].items() if how == "done"]
-    return not got, f"open: {_list(got)}" if got else "closed"
+    got = {name for name, how in facts.look["first_process"].items() if how == "done"}
+    # gVisor lets a user look at all processes of his, traceable or not. A program that speaks for its warden gains
+    # nothing: what comes out of a candidate's container makes no verdict.
+    allowed = {"environ", "maps", "cwd", "fd/0", "root/etc/passwd"} if facts.gvisor else set()
+    return got <= allowed, f"open: {_list(sorted(got))}" if got else "closed"
 
 
 def _signals(facts: Facts) -> Result:
     sent = facts.answers["signals"]
     if sent is None and facts.gvisor:
         # Its process 1 is one like any other. A program that ends its sandbox fails for it, and that is all.
-        return True, "end the sandbox under gVisor"
+        return True, "end the sandbox (gVisor)"
     return sent is not None, facts.told["signals"] if sent is None else f"{sent} outlived"
 
 

@@ -60,18 +60,20 @@ def test_a_restart_under_load(config: CodeConfig, private_daemon: PrivateDaemon,
         before = set(pool.containers)
         with ThreadPoolExecutor(3) as threads:
             asked = [threads.submit(ask, job) for job in (GOOD, BAD, SLOW)]
-            time.sleep(1.0)
-            end: Callable[[], None] = getattr(private_daemon, how)
-            end()
-            assert given_back.wait(20), "nobody noticed"
-            time.sleep(1.0)
-            runs = pool.counts.runs
-            private_daemon.start()
-            deadline = time.monotonic() + 60
-            while pool.counts.runs < runs + 20:
-                assert time.monotonic() < deadline, "the pool does not come back"
-                time.sleep(0.1)
-            stop.set()
+            try:
+                time.sleep(1.0)
+                end: Callable[[], None] = getattr(private_daemon, how)
+                end()
+                assert given_back.wait(20), "nobody noticed"
+                time.sleep(1.0)
+                runs = pool.counts.runs
+                private_daemon.start()
+                deadline = time.monotonic() + 60
+                while pool.counts.runs < runs + 20:
+                    assert time.monotonic() < deadline, "the pool does not come back"
+                    time.sleep(0.1)
+            finally:
+                stop.set()
             good, bad, slow = (set(future.result()) for future in asked)
         assert (good, bad, slow) == ({"passed"}, {"wrong_answer"}, {"passed"})
         assert pool.broken() is None

@@ -53,6 +53,12 @@ def missing_for_private_daemon() -> str | None:
     return missing_for_docker()
 
 
+def _is_containerd(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.name() == "containerd"
+    return False
+
+
 class PrivateDaemon:
     """A Docker engine of a test's own, beside the machine's.
 
@@ -71,8 +77,9 @@ class PrivateDaemon:
     def start(self) -> None:
         """Start it and wait until it answers."""
         folder = self.folder
-        # One that was killed left its process id, and a test's engine must not take that for a running one.
-        (folder / "pid").unlink(missing_ok=True)
+        # One that was killed left process ids, of itself and its containerd: the next would take them for running.
+        for left in (folder / "pid", folder / "exec" / "containerd" / "containerd.pid"):
+            left.unlink(missing_ok=True)
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -112,6 +119,10 @@ class PrivateDaemon:
         if process is not None:
             process.send_signal(number)
             process.wait(60)
+            # Its containerd goes with it, a moment later.
+            deadline = time.monotonic() + 20
+            while any(_is_containerd(process) for process in self.processes()) and time.monotonic() < deadline:
+                time.sleep(0.05)
 
     def copy_image(self, name: str) -> None:
         """Bring an image of the machine's engine here."""
@@ -119,7 +130,7 @@ class PrivateDaemon:
             contextlib.closing(docker.from_env(timeout=60)) as source,
             contextlib.closing(docker.DockerClient(self.address, timeout=60)) as target,
         ):
-            target.images.load(b"".join(source.images.get(name).save(named=True)))
+            target.images.load(b"".join(source.images.get(name).save(named=name)))
 
     def processes(self) -> list[psutil.Process]:
         """Every process of it: the engine, its containerd, its shims."""
