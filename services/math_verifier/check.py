@@ -15,7 +15,7 @@ from math_verifier.config import MathPolicy
 from math_verifier.extract import extract, last_box
 from math_verifier.normalize import normalize, squash
 from math_verifier.parse import vocabulary as voc
-from math_verifier.parse.ast import Clock, Named, Node, ParseError, Seq, SetOp, Text
+from math_verifier.parse.ast import Clock, Named, Node, Num, ParseError, Seq, SetOp, Text
 from math_verifier.parse.grammar import parse
 from math_verifier.parse.tokens import MAX_TEXT, Comma
 from math_verifier.parse.words import clock, counted, date, named_list, phrase, words
@@ -65,6 +65,7 @@ _TEXT_GROUP: Final = re.compile(
     r"\\(?:text|mbox|textbf|textit|textrm|mathrm|textnormal|operatorname\*?|emph)\s*\{([^{}]*)\}"
 )
 _ENVIRONMENT: Final = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}(?:\{[lcr|]*\})?")
+_SLASHED: Final = re.compile(r"(^|[-+=(,]\s*)(\d+/\d+)(?=\s?[A-Za-z](?![A-Za-z]))")
 _LIST_COMMA: Final = re.compile(r"\d,\d{3}(?!\d)")
 _DECIMAL_COMMA: Final = re.compile(
     r"[^\d]{0,4}(?:0,\d+|\d+,(?:\d{2}|\d{4,})|\d{4,},\d+|\d{1,3}(?: \d{3})+,\d{1,2})(?!\d)[^\d,]{0,20}"
@@ -228,10 +229,14 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
             yield SetOp("difference", Named("R"), Seq(_items(parse(without[1])), "set"))
             return
         plain = plain.replace("\\", " ").replace("{", " ").replace("}", " ")
-        yield words(plain)
+        said = words(plain)
+        if policy.number_words or not isinstance(said, Num):
+            yield said
+        else:
+            yield Text(plain.strip().casefold())
         if len(text) <= 3 and text.isalpha() and text.islower() and text not in voc.COMMON_WORDS:
             yield parse(text)
-        for other in (named_list(plain), counted(plain)):
+        for other in (named_list(plain), counted(plain) if policy.number_words else None):
             if other is not None:
                 yield other
         return
@@ -245,6 +250,9 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
         yield first
     if time:
         yield Clock(time[0])
+    slashed = _SLASHED.sub(r"\1(\2)", text) if "/" in text else text
+    if slashed != text:
+        yield parse(slashed)
     others: list[Comma] = ["list"] if _LIST_COMMA.search(text) else []
     if policy.decimal_comma and _DECIMAL_COMMA.fullmatch(text):
         others.append("decimal")

@@ -26,7 +26,9 @@ class MathPolicy(Section):
     degrees: Literal["unit", "angle"] = "unit"
     """``unit``: 45 degrees equals 45; ``angle``: 45 degrees equals pi/4 and not 45."""
     list_order: Literal["ignore", "keep"] = "ignore"
-    """Whether the order of a list without brackets counts. Tuples and vectors are always ordered, sets never."""
+    """Whether the order of a list without brackets counts. Sets have none."""
+    tuple_order: Literal["keep", "ignore"] = "keep"
+    """Whether the order of a tuple in round brackets counts. Vectors and intervals are always ordered."""
     ratio_scaling: bool = True
     """Whether ``6:4`` equals ``3:2``."""
     base_subscript: Literal["required", "optional"] = "required"
@@ -34,6 +36,10 @@ class MathPolicy(Section):
     decimal_digits: int = Field(default=6, ge=0)
     """A decimal that rounds (or cuts) a value with no finite decimal correctly equals it from this many significant
     digits on; 0 turns that off."""
+    decimal_tolerance: float = Field(default=0.0, ge=0, lt=1)
+    """Relative difference up to which a decimal equals another number: with 0.01, ``33.3`` equals ``100/3``."""
+    number_words: bool = True
+    """Whether ``seven`` equals ``7``."""
     decimal_comma: bool = True
     """Whether ``3,14`` may be read as a decimal where it is no thousands group."""
 

@@ -8,7 +8,7 @@ from mpmath import mp
 
 from math_verifier.compare.decision import Decision, no, unknown, yes
 from math_verifier.compare.exact import NotExact, exact
-from math_verifier.compare.numeric import Unbounded, Unsupported, evaluate, probe
+from math_verifier.compare.numeric import Unbounded, Unsupported, evaluate, probe, real_value
 from math_verifier.config import MathPolicy
 from math_verifier.parse.ast import Add, Big, Const, Mul, Node, Num, map_children, symbols
 
@@ -20,6 +20,8 @@ MOST_NOISE_DIGITS = 19
 def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
     """Whether two expressions have the same value."""
     left, right = _exact(a), _exact(b)
+    if policy.decimal_tolerance and _decimal(a, b) and (left is None or left != right):
+        return _tolerated(a, b, policy.decimal_tolerance)
     if left is not None and right is not None:
         if left == right:
             return yes("exact")
@@ -40,6 +42,19 @@ def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
         return yes("structural")
     last = _symbolic(a, b)
     return last if last.equal is not None else unknown("symbolic", decision.reason)
+
+
+def _decimal(*nodes: Node) -> bool:
+    return any(isinstance(node, Num) and node.places is not None for node in nodes)
+
+
+def _tolerated(a: Node, b: Node, tolerance: float) -> Decision:
+    """Whether two constants, of which one is a decimal, differ by no more than a share of the larger."""
+    left, right = real_value(a), real_value(b)
+    if left is None or right is None:
+        return no("numeric", "a decimal against what is no real number")
+    close = abs(left - right) <= mp.mpf(tolerance) * max(abs(left), abs(right))
+    return yes("numeric") if close else no("numeric", "different numbers")
 
 
 def _exact(node: Node) -> Fraction | None:

@@ -309,7 +309,14 @@ def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
     if kinds & _ORDERED and any(_repeats(names) for names in (left_names, right_names)):
         return no("structural", "several values of one unknown against a tuple")
     named = any(len(set(names)) == len(names) > 1 and None not in names for names in (left_names, right_names))
-    if kinds & _ORDERED or policy.list_order == "keep" or named or _has_dots(left) or _has_dots(right):
+    loose = policy.tuple_order == "ignore" and kinds <= {"tuple", "list"}
+    if (
+        (kinds & _ORDERED and not loose)
+        or (policy.list_order == "keep" and not loose)
+        or named
+        or _has_dots(left)
+        or _has_dots(right)
+    ):
         return every(compare(one, two, policy) for one, two in zip(left, right, strict=True))
     return _unordered(left, right, policy)
 

@@ -269,6 +269,7 @@ class Parser(Atoms):
             self.take()
             return left
         exponent = self.script()
+        left = grouped(left)
         if self.is_op("^") and isinstance(exponent, Num | Sym):
             exponent = self.superscript(exponent)
         if isinstance(left, Quantity):
@@ -277,8 +278,6 @@ class Parser(Atoms):
             return transpose(left)
         if isinstance(left, Seq) and left.kind != "list" and exponent in (Sym("T"), Sym("\\top")):
             return Matrix(tuple((item,) for item in left.items))
-        if isinstance(left, Mul) and isinstance(left.factors[-1], Num):
-            return multiply(*left.factors[:-1], Pow(left.factors[-1], exponent))
         return Pow(left, exponent)
 
     def after_degree(self, node: Node) -> Node:
