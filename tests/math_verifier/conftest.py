@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,10 +32,16 @@ def pool() -> Iterator[MathPool]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def ray_installed() -> None:
+    """Skips where Ray is absent. Asks without importing it: that is for the code under test."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'gristmill[math-ray]'")
+
+
 @pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[Any]:
+def ray_cluster(ray_installed: None) -> Iterator[Any]:
     """A Ray cluster of this process, started once for a file of tests: every pool of Ray actors uses it."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'gristmill[math-ray]'")
     from math_verifier.pool_ray import Cluster, import_ray
 
     cluster = Cluster.join(import_ray(own=True), None, 2)

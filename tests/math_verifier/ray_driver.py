@@ -1,13 +1,8 @@
-"""A process that uses Ray in every way that a test cannot in its own process; prints a JSON line per step.
-
-python ray_driver.py own|theirs
-"""
+"""A process with a Ray cluster that is not the pools', for tests; prints a JSON line per step."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from typing import Any
@@ -30,35 +25,7 @@ def tree() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def listening() -> list[str]:
-    """Addresses on which this process and its children listen."""
-    found = set()
-    for process in [psutil.Process(), *tree()]:
-        try:
-            connections = process.net_connections("inet")
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        found |= {found.laddr.ip for found in connections if found.status == psutil.CONN_LISTEN}
-    return sorted(found)
-
-
-def own() -> None:
-    """A cluster of this process: where it listens, what a signal does, what is left when it ends."""
-    caught: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: caught.append(number))
-    with RayPool(1) as pool:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.1)
-        status = pool.submit("x+1", "1+x", POLICY).result(30).status
-        say(status=status, caught=caught, listening=listening(), broken=pool.broken())
-        processes = tree()
-    import ray
-
-    psutil.wait_procs(processes, timeout=15)
-    say(left=[process.name() for process in tree()], initialized=ray.is_initialized())
-
-
-def theirs() -> None:
+def main() -> None:
     """A cluster that somebody else started; at the end a check that hangs until this process is killed."""
     ray = import_ray(own=True)
     ray.init(address="local", num_cpus=1, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
@@ -87,4 +54,4 @@ def wait_gone(pids: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    {"own": own, "theirs": theirs}[sys.argv[1]]()
+    main()

@@ -61,14 +61,10 @@ class RunningService:
             raise self.failure
 
 
-@pytest.fixture(params=["processes", "ray"])
-def ctx(embedded_broker: Any, prefix: str, request: pytest.FixtureRequest) -> ServiceContext[MathConfig]:
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
+@pytest.fixture
+def ctx(embedded_broker: Any, prefix: str) -> ServiceContext[MathConfig]:
     apply_topics(embedded_broker.bootstrap, prefix)
-    config = MathConfig(
-        pool=request.param, workers=1, time_limit_s=1.0, unparsable_reward=-0.5, reward_correct=2.0, reward_wrong=0.25
-    )
+    config = MathConfig(workers=1, time_limit_s=1.0, unparsable_reward=-0.5, reward_correct=2.0, reward_wrong=0.25)
     return make_context(embedded_broker.bootstrap, prefix, config, name="math_verifier", drain_timeout_s=10)
 
 
@@ -188,10 +184,7 @@ def test_ray_is_imported_only_when_it_is_chosen() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["processes", "ray"])
-def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
-    if kind == "ray":
-        request.getfixturevalue("ray_cluster")
+def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path) -> None:
     lines = [
         '{"id": "a", "gold": "\\\\frac{1}{2}", "pred": "0.5"}',
         "not json",
@@ -208,7 +201,7 @@ def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path, kind: str, r
     ]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(lines), encoding="utf-8")
-    arguments = ["--in", str(source), "--out", str(target), "--workers", "1", "--time-limit", "1", "--pool", kind]
+    arguments = ["--in", str(source), "--out", str(target), "--workers", "1", "--time-limit", "1"]
     outcome = CliRunner().invoke(build(), ["verify", "math", *arguments])
     rows = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
     assert [(row["id"], row["status"], row["correct"]) for row in rows] == [
@@ -219,6 +212,6 @@ def test_offline_rows_in_order_and_bad_rows_by_line(tmp_path: Path, kind: str, r
     assert outcome.exit_code == 1
     for number in (2, 5, 7, 11):
         assert f"line {number}:" in outcome.output
-    assert outcome.output.count("line ") == 4
+    assert outcome.output.count(f"{source}: line ") == 4
     assert "7 rows verified" in outcome.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
