@@ -8,6 +8,7 @@ so two links cannot wait for each other.
 from __future__ import annotations
 
 import json
+import secrets
 import select
 import socket
 import time
@@ -100,6 +101,7 @@ class Link:
         self._unsent: deque[memoryview] = deque()
         self._diagnostics = bytearray()
         self._closed: str | None = None
+        self._nonce: str | None = None
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -132,6 +134,9 @@ class Link:
             raise self.broken("a run was begun before the last had ended")
         self.running = True
         self._child = frames.Splitter(frames.MESSAGE_LIMIT)
+        # Nothing is taken for this run's until the warden says that it was idle before it.
+        self._nonce = secrets.token_hex(16)
+        self._queue(frames.PING, bytes.fromhex(self._nonce))
         self._queue(frames.JOB, json.dumps({"role": role, **settings}).encode())
         self.tell(frames.BODY, json.dumps(body).encode())
 
@@ -146,7 +151,7 @@ class Link:
         self._queue(frames.KILL, b"")
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Ask for a sign of life, where no run is on."""
         self._queue(frames.PING, b"")
 
     def await_note(self, kind: int, seconds: float) -> dict[str, Any]:
@@ -240,6 +245,11 @@ class Link:
         del held[:at]
 
     def _frame(self, kind: int, payload: bytes) -> None:
+        if self._nonce is not None:
+            if kind != frames.PING or json.loads(payload) != {"nonce": self._nonce, "idle": True}:
+                raise ValueError("not idle before a run")
+            self._nonce = None
+            return
         if kind == frames.DATA:
             try:
                 self._events.extend(Message(k, p) for k, p in self._child.feed(payload))

@@ -41,8 +41,12 @@ def _handed() -> list[dict[str, Any]]:
 def _job(row: dict[str, Any]) -> Job:
     source = row["completion"].partition("```python\n")[2].rpartition("```")[0] or row["completion"]
     if row["test_type"] == "stdio":
-        return Job(source, StdioTests(tuple(Case(t["stdin"], t["stdout"]) for t in row["tests"]), "float"), time_s=3.0)
-    return Job(source, AssertTests(row["tests"], row["entry_point"]), time_s=3.0)
+        return Job(source, StdioTests(tuple(Case(t["stdin"], t["stdout"]) for t in row["tests"]), "float"), time_s=10.0)
+    return Job(
+        source,
+        AssertTests(row["tests"], row["entry_point"]),
+        time_s=3.0 if "timeout" in row["expected_status"] else 15.0,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ class Warden:
         self._warden = frames.Splitter(frames.CHUNK)
         self._child = frames.Splitter(frames.BODY_LIMIT)
         self._heard: list[tuple[str, int, bytes]] = []
-        self.killed = False
+        self.idle = True
 
     def raw(self, data: bytes, stream: int = 1) -> None:
         self._sock.sendall(struct.pack(">B3xI", stream, len(data)) + data)
@@ -65,6 +65,8 @@ class Warden:
             for kind, payload in self._warden.feed(data):
                 if kind == frames.DATA:
                     self._heard += [("message", k, p) for k, p in self._child.feed(payload)]
+                elif kind == frames.PING:
+                    self.frame(frames.PING, json.dumps({"nonce": payload.hex(), "idle": self.idle}).encode())
                 else:
                     self._heard.append(("frame", kind, payload))
         return self._heard.pop(0)
@@ -341,8 +343,12 @@ def test_broken_judge(stage: Stage, how: str) -> None:
 
 def test_warden_that_lets_the_deadline_pass(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("code_verifier.conduct.GRACE_S", 0.2)
+
+    def script(warden: Warden) -> None:
+        warden.hear()
+
     with pytest.raises(SandboxBroken, match="deadline"):
-        stage.run(lambda w: time.sleep(0), waiting, Job("", AssertTests(""), time_s=0.2))
+        stage.run(script, waiting, Job("", AssertTests(""), time_s=0.2))
 
 
 def test_warden_that_does_not_end(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,6 +374,26 @@ def test_what_the_warden_says_on_standard_error_is_told(stage: Stage) -> None:
         stage.run(script, waiting)
 
 
+def test_warden_that_is_not_idle(stage: Stage) -> None:
+    def script(warden: Warden) -> None:
+        warden.idle = False
+        warden.until(frames.KILL)
+
+    with pytest.raises(SandboxBroken, match="not idle before"):
+        stage.run(script, waiting)
+
+
+def test_what_was_said_before_the_run(stage: Stage) -> None:
+    """A program of an earlier run that could write to its warden's output."""
+
+    def script(warden: Warden) -> None:
+        warden.ended()
+        honest(warden)
+
+    with pytest.raises(SandboxBroken, match="not idle before"):
+        stage.run(script, judging)
+
+
 def test_unclean_container_is_suspected(stage: Stage) -> None:
     def script(warden: Warden) -> None:
         loaded(warden)
@@ -385,6 +411,7 @@ def test_kept_output_is_bounded(stage: Stage) -> None:
     limits = Limits(time_s=5.0, kept_bytes=100, output_bytes=1 << 20)
 
     def script(warden: Warden) -> None:
+        warden.hear()
         warden.frame(frames.OUT, b"first" + b"x" * 50_000)
         warden.frame(frames.OUT, b"\xff" * 50_000 + b"last")
         warden.frame(frames.ERR, b"error")
@@ -399,6 +426,7 @@ def test_kept_output_is_bounded(stage: Stage) -> None:
 
 def test_candidate_warden_that_lets_too_much_through(stage: Stage) -> None:
     def script(warden: Warden) -> None:
+        warden.hear()
         while True:
             warden.frame(frames.OUT, b"x" * 60_000)
 
@@ -457,6 +485,7 @@ def test_nothing_expected_goes_to_the_candidate(stage: Stage) -> None:
     got: list[bytes] = []
 
     def candidate(warden: Warden) -> None:
+        warden.hear()
         warden.say(frames.READY)
         while True:
             _, kind, payload = warden.hear()
@@ -551,7 +580,7 @@ def test_link_waits_for_any_and_sends_meanwhile() -> None:
         link.ping()
         wait((link,), time.monotonic() + 0.01)
         assert not link.has_event
-        warden.until(frames.PING)
+        theirs.recv(99)
         data = (
             frames.pack(frames.HELLO, b'{"uid":5}')
             + frames.pack(frames.OUT, b"a")

@@ -27,6 +27,9 @@ from typing import Any
 from . import candidate, cleaning, frames, judge, limits, program
 from .preload import preload
 
+_DEFAULTS = sorted(
+    signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}  # the last two: Python's
+)
 CLOSING_S = 0.1
 REAPING_S = 5.0
 _ROLES: dict[str, Callable[[frames.Channel], int]] = {
@@ -79,7 +82,8 @@ def _become_child(job: dict[str, Any], channel: int, out: int, err: int) -> int:
     os.setsid()
     # The C functions themselves: every page that a child touches costs it a fault, and enums touch many.
     _signal.set_wakeup_fd(-1)
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    for number in _DEFAULTS:
+        _signal.signal(number, _signal.SIG_DFL)
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     limits.set_dumpable(True)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -117,7 +121,9 @@ class Supervisor:
         self._wake, wake = os.pipe()
         for fd in (self._wake, wake):
             os.set_blocking(fd, False)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # The kernel spares PID 1 whatever it does not handle; gVisor does not.
+        for number in _DEFAULTS:
+            _signal.signal(number, _signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._poll.register(0, select.POLLIN)
@@ -191,7 +197,7 @@ class Supervisor:
         elif kind == frames.KILL and run is not None:
             self._finish("kill")
         elif kind == frames.PING:
-            self._say(frames.PING, {})
+            self._say(frames.PING, {"nonce": bytes(payload).hex(), "idle": run is None})
         return None
 
     def _to_child(self) -> None:
