@@ -165,6 +165,12 @@ _remembered = lru_cache(maxsize=1024)(_read)
 
 def _best(golds: Sequence[Node], answers: Sequence[Node], answer: str, policy: MathPolicy) -> Outcome:
     decisions: list[Decision] = []
+    if (
+        len(golds) > 1
+        and len(answers) > 1
+        and all(any(isinstance(t, Clock) for t in side) for side in (golds, answers))
+    ):
+        policy = policy.model_copy(update={"ratio_scaling": False})
     for gold in golds:
         for candidate in answers:
             try:

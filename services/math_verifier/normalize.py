@@ -97,12 +97,17 @@ _TEXT_LEAD: Final = re.compile(
     r"^\s*\\(?:text|mbox|textbf|textrm|mathrm)\s*\{[^{}]{0,120}?(?:\bis|\bare|\bequals?|\banswer|:|=)\s*:?\s*\}\s*(?=\S)",
     re.I,
 )
+_CONNECTIVE: Final = re.compile(
+    r"^\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?:so|thus|hence|therefore|then|let|we\s+(?:get|have|find)|since|and)[\s,:]*\}\s*(?=\S)",
+    re.I,
+)
+_MARKS: Final = re.compile(r"(?:\s|\\(?:square|blacksquare|checkmark|Box|qed)(?![A-Za-z])|[✓✔■□∎])+$")
 _PLAIN_LEAD: Final = re.compile(
     r"^\s*(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:(?:final|correct|right)\s+)?answer\s*(?:is|:|=)\s*:?\s*(?=\S)",
     re.I,
 )
 _APPROXIMATE: Final = re.compile(
-    r"^\s*(?:=|\\approx(?![A-Za-z])|(?:approximately|about|roughly|exactly)\s)\s*(?=\S)", re.I
+    r"^\s*(?:=|\\(?:approx|simeq|doteq)(?![A-Za-z])|(?:approximately|about|roughly|exactly)\s)\s*(?=\S)", re.I
 )
 _ASIDE: Final = re.compile(r"(?<=[\d}\)])\s*\([A-Za-z][A-Za-z .]{2,40}\)$")
 _LETTERED: Final = re.compile(
@@ -120,6 +125,7 @@ def unicode_to_tex(text: str) -> str:
     """Unicode mathematics to LaTeX and ASCII."""
     if text.isascii():
         return text
+    text = _MARKS.sub("", text)
     text = _THIN_GROUPS.sub("", text)
     text = _WIDE_COMMA.sub(",", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
@@ -178,7 +184,7 @@ def _normalized(text: str) -> str:
         text = text.replace("\\\\[", "\\\\ [")
         text = _DELIMITERS.sub(" ", text)
         text = _FRACTIONS.sub(r"\\frac", text)
-        text = _TEXT_LEAD.sub("", text)
+        text = _TEXT_LEAD.sub("", _CONNECTIVE.sub("", _MARKS.sub("", text)))
         for _ in range(3):
             text, count = _STYLE.subn(_plain_style, text)
             if not count or "\\" not in text:

@@ -12,7 +12,7 @@ from typing import Final
 Replacement = str | Callable[[re.Match[str]], str]
 
 _NAMES: Final = (
-    "gcd|lcm|GCD|LCM|HCF|max|min|mod|bmod|det|Re|Im|arg|deg|sgn|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|"
+    "gcd|lcm|GCD|LCM|HCF|max|mod|bmod|det|Re|Im|arg|deg|sgn|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|"
     "tanh|ln|log|exp|cis"
 )
 _TEXT: Final = r"\\(?:text|mathrm|textrm|mbox|mathit|textit|mathsf|mathtt|texttt|mathbf|textbf|operatorname\*?)\s*"
@@ -72,6 +72,8 @@ def _rule(
 
 _RULES: Final = (
     _rule("\\", rf"{_TEXT}\{{\s*({_NAMES})\s*\}}", r"\\\1 "),
+    _rule("min", rf"{_TEXT}\{{\s*min\s*\}}(?=\s*(?:\\left)?\s*(?:\(|\\\{{|\{{|_))", r"\\min "),
+    _rule("\\", r"\\(?:bbox(?:\[[^\]]*\])?|f?colorbox(?:\{[^{}]*\})+(?=\{))", ""),
     _rule("\\", rf"{_TEXT}\{{\s*i\s*\}}(?![A-Za-z])", "i"),
     _rule("_", rf"{_TEXT}\{{\s*([0-9A-Fa-f]+)\s*\}}(?=\s*_)", r"\1"),
     _rule("\\", r"\\(?:text|mbox|mathrm|textrm)\s*\{\s*(\\?[$€£¥₹])\s*\}", r"\1"),

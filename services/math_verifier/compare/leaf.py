@@ -44,6 +44,11 @@ def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
     return last if last.equal is not None else unknown("symbolic", decision.reason)
 
 
+def is_zero(node: Node) -> bool:
+    """Whether ``node`` is exactly 0."""
+    return _exact(node) == 0
+
+
 def _decimal(*nodes: Node) -> bool:
     return any(isinstance(node, Num) and node.places is not None for node in nodes)
 

@@ -22,9 +22,11 @@ from math_verifier.parse.ast import (
     Ratio,
     Rel,
     Seq,
+    SetOp,
     Sym,
     Text,
     add,
+    multiply,
     negate,
     symbols,
 )
@@ -43,6 +45,8 @@ def is_name(node: Node) -> bool:
             return True
         case Seq(kind="tuple"):
             return all(is_name(item) for item in node.items)
+        case SetOp():
+            return is_name(node.left) and is_name(node.right)
         case Ratio():
             return all(is_name(item) for item in node.items)
         case Fn(
@@ -214,9 +218,20 @@ def _denominator(node: Node) -> bool:
 
 
 def _cleared(a: Rel, b: Rel) -> Decision:
-    if symbols(a) != symbols(b) or not any(_denominator(node) for rel in (a, b) for node in rel.walk()):
-        return no("numeric", "the equations are not equivalent")
-    from math_verifier.compare.symbolic import same_solutions
+    """Two equations after both are multiplied by their denominators."""
+    if symbols(a) == symbols(b) and any(_denominator(node) for rel in (a, b) for node in rel.walk()):
+        same, _ = proportional(_numerator(moved(a)), _numerator(moved(b)))
+        if same:
+            return yes("numeric")
+    return no("numeric", "the equations are not equivalent")
 
-    same = same_solutions(moved(a), moved(b))
-    return yes("symbolic") if same else no("symbolic", "the equations are not equivalent")
+
+def _numerator(node: Node) -> Node:
+    """``node`` times each of its denominators, to the highest power in which it occurs."""
+    powers: dict[Node, Num] = {}
+    for part in node.walk():
+        if isinstance(part, Pow) and isinstance(part.exp, Num) and part.exp.value < 0 and symbols(part):
+            highest = powers.get(part.base)
+            if highest is None or highest.value < -part.exp.value:
+                powers[part.base] = Num(-part.exp.value)
+    return multiply(node, *(Pow(base, power) for base, power in powers.items()))

@@ -9,7 +9,7 @@ from typing import Final
 
 from math_verifier.compare.decision import Decision, costliest, every, no, yes
 from math_verifier.compare.families import same_family
-from math_verifier.compare.leaf import same_value
+from math_verifier.compare.leaf import is_zero, same_value
 from math_verifier.compare.matrices import unit_vector
 from math_verifier.compare.prepare import prepared
 from math_verifier.compare.realsets import NotReal, Spans, endless, related, to_spans, union, variable
@@ -391,7 +391,10 @@ def _same_set(left: Sequence[Node], right: Sequence[Node], policy: MathPolicy) -
 
 
 def _matches(item: Node, others: Sequence[Node], policy: MathPolicy) -> Iterator[Decision]:
-    return (compare(item, other, policy) for other in others)
+    nested = isinstance(item, Seq) and item.kind == "set"
+    return (
+        compare(item, other, policy) for other in others if nested == (isinstance(other, Seq) and other.kind == "set")
+    )
 
 
 def _matrices(a: Node, b: Node, policy: MathPolicy) -> Decision:
@@ -428,7 +431,7 @@ def _ratios(a: Node, b: Node, policy: MathPolicy) -> Decision:
         if len(a.items) != len(b.items):
             return no("structural", "ratios of different lengths")
         decision = every(compare(one, two, policy) for one, two in zip(a.items, b.items, strict=True))
-        if decision.equal or not policy.ratio_scaling:
+        if decision.equal or not policy.ratio_scaling or any(is_zero(item) for item in (*a.items, *b.items)):
             return decision
         scaled = (
             same_value(multiply(a.items[0], two), multiply(b.items[0], one), policy)

@@ -145,24 +145,3 @@ def symbolic(a: Node, b: Node) -> Decision:
 def _antiderivative(node: Node) -> set[str]:
     """Variables of integrals without bounds: what they give holds up to a constant."""
     return {part.var for part in node.walk() if isinstance(part, Big) and part.kind == "int" and part.low is None}
-
-
-def same_solutions(a: Node, b: Node) -> bool | None:
-    """Whether ``a = 0`` and ``b = 0`` say the same after clearing denominators; None when SymPy cannot tell."""
-    try:
-        top_a = sympy.fraction(sympy.together(to_sympy(a)))[0]
-        top_b = sympy.fraction(sympy.together(to_sympy(b)))[0]
-        ratio = sympy.simplify(top_a / top_b)
-    except (
-        NotSymbolic,
-        ArithmeticError,
-        AttributeError,
-        IndexError,
-        KeyError,
-        NotImplementedError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):
-        return None
-    return bool(ratio.is_number and ratio.is_finite and ratio != 0)

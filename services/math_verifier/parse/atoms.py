@@ -219,6 +219,10 @@ class Atoms(Cursor):
             self.expect("\\}")
             self.bars, self.ratios = bars, ratios
             return SetBuilder(joined(items, joint), joined(conditions, how))
+        if opener == "(" and len(items) == 1 and (self.is_op("|") or self.is_cmd("mid")):
+            self.take()
+            given, how = self.items((")",))
+            items = [Apply("|", (items[0], joined(given, how)))]
         self.bars, self.ratios = bars, ratios
         closer = self.take()
         if closer.kind != "op" or closer.text not in {")", "]", "\\}"}:
@@ -438,6 +442,8 @@ class Atoms(Cursor):
             base = self.tight()
         if power == MINUS_ONE and name in voc.INVERSES:
             name, power = voc.INVERSES[name], None
+        if name in {"max", "min"} and base is None and (self.at_end() or self.is_op("}", "=", ")")):
+            return Sym(name)
         args = self.function_arguments()
         low, high = voc.ARITY.get(name, (1, 1))
         if name in voc.MANY and len(args) == 1 and isinstance(args[0], Seq):
