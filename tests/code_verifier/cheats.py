@@ -165,6 +165,7 @@ CHEATS: tuple[Program, ...] = (
             AssertTests("xs = [1, 2, 3]\nassert f(xs) == 6"), "wrong_answer"),
     Program("swallow-context", "class C:\n    def __enter__(self): return 0\n    def __exit__(self, *a): return True\n"
             "def f():\n    return C()", AssertTests("with f() as x:\n    assert x == 1\n"), "wrong_answer"),
+    Program("repr-exits", "import os\nclass L:\n    def __repr__(self): os._exit(0)\ndef f():\n    return L()", AssertTests("{1: 2}[f()]"), ("wrong_answer", "runtime_error")),
     # Exceptions that lie
     Program("stop-iteration", "def f(x):\n    raise StopIteration", AssertTests("assert all(map(lambda x: f(x) == x, [1, 2]))"),
             "runtime_error"),
@@ -342,6 +343,7 @@ HONEST: tuple[Program, ...] = tuple(
                 AssertTests("n = Node(1)\nn.kids.append(Node(2))\nkids = n.kids\nkids.append(Node(3))\nassert n.total() == 6 and n.kids is kids\nn.d['a'] = 1\nassert n.d == {'a': 1} and n.d['a'] == 1")),
         Program("class-body", RIGHT, AssertTests("import unittest\nclass T(unittest.TestCase):\n    f = staticmethod(add)\n    def test_add(self):\n        self.assertEqual(self.f(2, 3), 5)\n")),
         Program("tests-operators", "def best(xs):\n    return max(xs)", AssertTests("import functools\n@functools.total_ordering\nclass V:\n    def __init__(self, x): self.x = x\n    def __lt__(self, o): return self.x < o.x\n    def __eq__(self, o): return self.x == o.x\nassert best([V(1), V(3), V(2)]).x == 3")),
+        Program("given-stream", "def total(stream):\n    return sum(int(line) for line in stream) + len(stream.read())", AssertTests("import io\nassert total(io.StringIO('1\\n2\\n')) == 3")),
         Program("slow-but-right", "import time\ndef add(a, b):\n    time.sleep(0.2)\n    return a + b"),
         Program("solution-class", "class Solution:\n    def add(self, a, b):\n        return a + b", CallTests("Solution.add", (Case("[2, 3]", "5"),))),
         Program("nested", "def nest(n):\n    x = 0\n    for _ in range(n): x = [x]\n    return x", AssertTests("assert nest(250)[0][0] == nest(248)")),

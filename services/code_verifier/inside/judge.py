@@ -138,7 +138,7 @@ def classify(peer: JudgePeer, run: Callable[[], object]) -> tuple[str, str]:
 def of_exception(peer: JudgePeer, error: BaseException) -> tuple[str, str]:
     """Status and reason of an exception that left a test."""
     where = _place(error)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = _text(error)
     if isinstance(error, FromCandidate):
         status = "memory_limit" if isinstance(error, MemoryError) else "runtime_error"
         there = f" ({error._gristmill_where} of the program)" if error._gristmill_where else ""
@@ -154,6 +154,14 @@ def of_exception(peer: JudgePeer, error: BaseException) -> tuple[str, str]:
     if isinstance(error, MemoryError):
         return "memory_limit", f"the tests ran out of memory over what the program gave{where}"
     return "wrong_answer", f"the tests failed on what the program gave: {text}{where}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        said = str(error)
+    except BaseException as second:  # noqa: BLE001 - KeyError(remote), say, asks the candidate for its repr
+        said = f"(no text: {type(second).__name__})"
+    return f"{type(error).__name__}: {said[:4000]}" if said else type(error).__name__
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
