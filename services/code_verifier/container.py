@@ -38,7 +38,6 @@ OVERHEAD_BYTES = 64 << 20
 """Memory of a container beyond a program's own: the warden, and the kernel's for both."""
 SHM_BYTES = 16 << 20
 INODES = 16_384
-CONFLICT = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +221,12 @@ class Container:
             return
         self.hang_up()
         response = getattr(stream, "_response", None)
-        for thing in (response, stream):
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                thing.close()
+        with contextlib.suppress(OSError, ValueError):
+            stream.close()
+        if response is not None:
+            # Its descriptor is closed already, which it complains of.
+            with contextlib.suppress(OSError, ValueError):
+                response.close()
 
     def remove(self, engine: Engine) -> None:
         """Remove it, whatever it does; returns when it is gone.
@@ -248,14 +250,17 @@ def remove_container(engine: Engine, container: str, *, wait_s: float = 30.0) ->
         try:
             with engine.calls() as api:
                 api.remove_container(container, force=True, v=True)
-                found = True
+            found, trouble = True, "it is still listed"
         except docker.errors.NotFound:
             return found
         except docker.errors.APIError as error:
-            # Its own AutoRemove is at work already.
-            if error.status_code != CONFLICT:
-                raise EngineAway(f"container {container[:12]} cannot be removed: {error.explanation}") from error
-            found = True
+            # Most often its own AutoRemove is at work already.
+            found, trouble = True, str(error.explanation)
+        except EngineAway as error:
+            # An engine that was killed needs a while to get rid of what it finds.
+            if not engine.answers():
+                raise
+            trouble = str(error)
         if time.monotonic() > deadline:
-            raise EngineAway(f"container {container[:12]} is not removed after {wait_s:g} s")
+            raise EngineAway(f"container {container[:12]} is not removed after {wait_s:g} s: {trouble}")
         time.sleep(0.02)

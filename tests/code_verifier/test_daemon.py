@@ -35,9 +35,9 @@ def config(code_config: CodeConfig, private_daemon: PrivateDaemon) -> CodeConfig
     return code_config.model_copy(update={"docker_host": private_daemon.address})
 
 
-def containers(daemon: PrivateDaemon) -> int:
+def containers(daemon: PrivateDaemon) -> list[str]:
     with contextlib.closing(docker.DockerClient(daemon.address, version="1.41", timeout=30)) as client:
-        return len(client.api.containers(all=True))
+        return [f"{entry['Id'][:12]} {entry['Status']} {entry['Labels']}" for entry in client.api.containers(all=True)]
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -79,7 +79,7 @@ def test_a_restart_under_load(config: CodeConfig, private_daemon: PrivateDaemon,
         assert pool.broken() is None
         assert not set(pool.containers) & before
         assert pool.counts.engine_errors > 0
-    assert containers(private_daemon) == 0
+    assert containers(private_daemon) == []
 
 
 def test_closing_while_the_engine_is_away(config: CodeConfig, private_daemon: PrivateDaemon) -> None:
