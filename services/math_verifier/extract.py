@@ -68,14 +68,14 @@ def extract(text: str, policy: MathPolicy) -> Extraction | None:
         text = text[: cut.start()] if text[: cut.start()].strip() else text[cut.end() :]
     head, closed, tail = text.rpartition("</think>")
     if closed:
-        return _search(tail, policy) or _search(head.replace("<think>", " "), policy)
+        return _search(tail, policy) or _search(head.replace("<think>", " "), policy, unmarked=False)
     if "<think>" in text:
         before, _, inside = text.partition("<think>")
         return _search(inside if policy.unfinished_think else before, policy)
     return _search(text, policy)
 
 
-def _search(text: str, policy: MathPolicy) -> Extraction | None:
+def _search(text: str, policy: MathPolicy, unmarked: bool = True) -> Extraction | None:
     found = last_box(text)
     if found is not None:
         return Extraction(found, "boxed")
@@ -86,7 +86,7 @@ def _search(text: str, policy: MathPolicy) -> Extraction | None:
         found = rule(tail)
         if found:
             return Extraction(found[:LONGEST], how)
-    if policy.extraction == "lenient":
+    if policy.extraction == "lenient" and unmarked:
         found = _last(tail)
         if found:
             return Extraction(found[:LONGEST], "last")
