@@ -279,7 +279,7 @@ def mixture(count: int) -> Iterable[tuple[str, Job]]:
             tests = (
                 AssertTests("assert add(2, 3) == 5\n") if generator.random() < 0.5 else StdioTests((Case("1", "2"),))
             )
-            yield kind, Job(source, tests, time_s=0.5)
+            yield kind, Job(source, tests, time_s=3.0 if "memory" in kind else 0.5)
         elif number % 10 == 4:
             yield "program", Job("print(int(input()) + 1)\n", StdioTests((Case("1", "2"), Case("5", "6"))))
         else:

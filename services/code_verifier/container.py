@@ -95,6 +95,12 @@ def owner_state(label: str) -> Literal["alive", "dead", "unknown"]:
     return "alive" if start_time(int(pid)) == start else "dead"
 
 
+def _processes(plan: Plan) -> int:
+    """The program's, and the warden. gVisor's own threads count too, and about two for each process in it."""
+    count = plan.limits.processes + 8
+    return 2 * count + 64 if plan.runtime == "runsc" else count
+
+
 def container_config(plan: Plan, role: Role, serial: int) -> dict[str, Any]:
     """The body of the engine's create call.
 
@@ -125,8 +131,7 @@ def container_config(plan: Plan, role: Role, serial: int) -> dict[str, Any]:
         # When the host itself is short of memory, a sandbox goes before anything else.
         "OomScoreAdj": 500,
         "NanoCpus": 1_000_000_000,
-        # The program's, and the warden with its threads.
-        "PidsLimit": limits.processes + 8,
+        "PidsLimit": _processes(plan),
         "Ulimits": [
             {"Name": name, "Soft": value, "Hard": value}
             for name, value in (
@@ -221,8 +226,9 @@ class Container:
             return
         self.hang_up()
         response = getattr(stream, "_response", None)
-        with contextlib.suppress(OSError, ValueError):
-            stream.close()
+        for thing in (stream, self.socket):
+            with contextlib.suppress(OSError, ValueError):
+                thing.close()
         if response is not None:
             # Its descriptor is closed already, which it complains of.
             with contextlib.suppress(OSError, ValueError):
