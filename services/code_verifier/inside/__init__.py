@@ -8,13 +8,14 @@ Modules:
     supervisor   the loop of PID 1: forks a child per run, relays bytes, enforces limits, kills, empties, reports
     preload      modules that PID 1 imports for all its children
     cleaning     what a program can leave behind, and how it is removed
+    child        what a forked child becomes
     limits       rlimits, cgroup counters, prctl
     frames       framing, also used by the host
     values       plain data: bounds, contents of containers; :mod:`.encoding` writes it, :mod:`.decoding` reads it
     peer         calls between the judge's child and the candidate's child
-    candidate    the child that holds the program's functions
+    candidate    the child that holds the program's functions; :mod:`.given` what the tests pass it
     program      the child that is the program (standard input and output)
-    judge        the child that runs the tests; :mod:`.compare` is for tests of kind call
+    judge        the child that runs the tests; :mod:`.asserts`, :mod:`.compare`, :mod:`.reporting` are its parts
     judge_peer   the judge's side of the calls: what it believes, what it allows
     remote       its stand-ins for the program's functions and objects; :mod:`.mirrors` for its exceptions
 

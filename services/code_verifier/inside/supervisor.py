@@ -12,7 +12,6 @@ but this is killed, reaped, the writable mounts are emptied, and ``ENDED``, the 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
-import _socket
 import contextlib
 import gc
 import json
@@ -24,85 +23,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import candidate, cleaning, frames, judge, limits, program
+from . import child, cleaning, frames, limits
+from .child import DEFAULTS, Run
 from .preload import preload
 
-_DEFAULTS = sorted(
-    signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}  # the last two: Python's
-)
 CLOSING_S = 0.1
 REAPING_S = 5.0
-_ROLES: dict[str, Callable[[frames.Channel], int]] = {
-    "functions": candidate.main,
-    "program": program.main,
-    "judge": judge.main,
-}
 
 
 class HostGone(Exception):
     """Standard input is closed: the verifier ended."""
-
-
-class Run:
-    """One child and its pipes."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.role: str = job["role"]
-        self.job = job
-        self.pid = 0
-        self.status: int | None = None
-        self.peak_kb = 0
-        self.cpu_s = 0.0
-        self.started = time.monotonic()
-        self.deadline = self.started + job["wall_s"]
-        self.at_deadline = "time"
-        self.sent = {frames.OUT: 0, frames.ERR: 0}
-        self.pipes: dict[int, int] = {}  # descriptor: kind of frame
-        self.channel: int | None = None
-
-    def fork(self) -> Callable[[], int] | None:
-        """Start the child; in the child, what it has to do."""
-        ours, theirs = (end.detach() for end in _socket.socketpair())
-        out, err = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            descriptor = _become_child(self.job, theirs, out[1], err[1])
-            return lambda: _ROLES[self.role](frames.Channel(descriptor))
-        for fd in (theirs, out[1], err[1]):
-            os.close(fd)
-        self.channel = ours
-        os.set_blocking(self.channel, False)
-        self.pipes = {self.channel: frames.DATA, out[0]: frames.OUT, err[0]: frames.ERR}
-        for fd in (out[0], err[0]):
-            os.set_blocking(fd, False)
-        return None
-
-
-def _become_child(job: dict[str, Any], channel: int, out: int, err: int) -> int:
-    os.setsid()
-    # The C functions themselves: every page that a child touches costs it a fault, and enums touch many.
-    _signal.set_wakeup_fd(-1)
-    for number in _DEFAULTS:
-        _signal.signal(number, _signal.SIG_DFL)
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-    limits.set_dumpable(True)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (out, 1), (err, 2)):
-        os.dup2(source, target)
-    open_files: int = job["open_files"]
-    last = open_files - 1
-    os.dup2(channel, last, inheritable=False)  # out of the way of what programs open and close
-    os.closerange(3, last)
-    limits.prefer_for_oom()
-    os.umask(0o022)
-    os.mkdir(cleaning.WORK, 0o700)  # noqa: PTH102
-    os.chdir(cleaning.WORK)
-    sys.path.insert(0, "")
-    limits.apply(job["memory_bytes"], job["file_bytes"], open_files, job["cpu_s"])
-    for hook in _hooks:
-        os.register_at_fork(**hook)
-    sys.setrecursionlimit(1015 if job["role"] != "judge" else 3000)  # the frames below the program's first
-    return last
 
 
 class Supervisor:
@@ -122,7 +52,7 @@ class Supervisor:
         for fd in (self._wake, wake):
             os.set_blocking(fd, False)
         # The kernel spares PID 1 whatever it does not handle; gVisor does not.
-        for number in _DEFAULTS:
+        for number in DEFAULTS:
             _signal.signal(number, _signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -346,7 +276,6 @@ class Supervisor:
 
 
 _supervisor: Supervisor | None = None
-_hooks: list[dict[str, Any]] = []
 
 
 def serve(hooks: list[dict[str, Any]], register: Callable[..., None]) -> Callable[[], int] | None:
@@ -360,7 +289,7 @@ def serve(hooks: list[dict[str, Any]], register: Callable[..., None]) -> Callabl
     os.chdir("/")
     preload()
     os.register_at_fork = register
-    _hooks.extend(hooks)
+    child.hooks.extend(hooks)
     global _supervisor
     supervisor = _supervisor = Supervisor()  # never freed, in a child either: that would touch its pages
     supervisor.hello()

@@ -1,0 +1,215 @@
+"""Tests of kind assert: Python source, run statement by statement.
+
+Its namespace looks up what it lacks in the candidate. Each top-level assert is a test; where there is none, each
+statement that uses the program; where none does, the ``test_*`` functions and ``unittest`` classes that are defined.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import linecache
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from . import frames, values
+from .encoding import is_plain
+from .judge_peer import JudgePeer
+from .reporting import FILE, Reporter, classify
+from .values import Json
+
+SPACE = "__main__"
+
+
+class Space(dict[str, Any]):
+    """Globals of the tests: a name that is not there is the candidate's.
+
+    A builtin's name is the builtin, not the candidate's global, but for those in ``shadowed``.
+    """
+
+    def __init__(self, peer: JudgePeer, shadowed: frozenset[str]) -> None:
+        super().__init__()
+        self._peer = peer
+        self._shadowed = shadowed
+        self._found: dict[str, Any] = {}
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._found:
+            return self._found[name]
+        if name in _BUILTIN_NAMES and name not in self._shadowed:
+            raise KeyError(name)
+        value = self._peer.name(name)
+        if type(value).__name__ != "module" and not is_plain(value):
+            self._found[name] = value
+        return value
+
+
+_BUILTIN_NAMES = frozenset(vars(builtins)) | {"__builtins__", "__name__"}
+
+
+class _Module(types.ModuleType):
+    """``sys.modules["__main__"]`` of the tests, for those that look themselves up (unittest)."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__("__main__")
+        object.__setattr__(self, "_space", space)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return dict.__getitem__(object.__getattribute__(self, "_space"), name)
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __dir__(self) -> list[str]:
+        return list(object.__getattribute__(self, "_space"))
+
+
+def run_asserts(channel: frames.Channel, peer: JudgePeer, reporter: Reporter, body: dict[str, Any]) -> None:
+    """Tests of kind assert."""
+    source = body["source"]
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    try:
+        tree = ast.parse(source, FILE)
+        steps = [(node, _compiled(tree, node)) for node in tree.body]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reporter.done("sandbox_error", f"the tests do not compile: {type(error).__name__}: {error}")
+    space = Space(peer, _shadowed(tree, body["entry_point"]))
+    space.update({"__name__": SPACE, "__builtins__": builtins, "__file__": FILE})
+    sys.modules[SPACE] = _Module(space)
+    channel.send(frames.READY, values.dumps(_imports(tree)))
+    channel.receive()
+    if body["prelude"]:
+        _prelude(space, body["prelude"], body["entry_point"])
+    _run_steps(peer, reporter, space, steps)
+
+
+def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tuple[ast.stmt, types.CodeType]]) -> None:
+    asserts = any(isinstance(node, ast.Assert) for node, _ in steps)
+    for node, code in steps:
+        heard = peer.calls
+
+        # The body of a class looks up its globals in the dictionary itself, past Space.__missing__.
+        peer.look_up(_names_in_classes(node), space)
+
+        def run(code: types.CodeType = code) -> None:
+            exec(code, space)  # noqa: S102
+
+        if isinstance(node, ast.Assert):
+            if not reporter.test(lambda: classify(peer, run)):
+                return
+            continue
+        started = time.monotonic()
+        status, reason = classify(peer, run)
+        if status != "passed" or (not asserts and peer.calls > heard):
+            took = time.monotonic() - started
+            if not reporter.result(status, reason, took) or status != "passed":
+                return
+    if not peer.heard:
+        for run_test in _hidden_tests(space):
+            if not reporter.test(partial(classify, peer, run_test)):
+                return
+    if not peer.heard:
+        reporter.done("sandbox_error", "the tests never used the program")
+    if not reporter.count:
+        reporter.result("passed", "", 0.0)
+
+
+def _names_in_classes(node: ast.stmt) -> list[str]:
+    classes = (inner for inner in ast.walk(node) if isinstance(inner, ast.ClassDef))
+    return [name.id for inner in classes for name in ast.walk(inner) if isinstance(name, ast.Name)]
+
+
+def _hidden_tests(space: Space) -> Iterator[Callable[[], object]]:
+    """Tests in the manner of pytest and unittest, for sources that define them and call none."""
+    unittest = sys.modules.get("unittest")  # the tests have imported it, if they use it
+    for name, value in list(space.items()):
+        if name.startswith("test") and isinstance(value, types.FunctionType) and not value.__code__.co_argcount:
+            yield value
+        elif isinstance(value, type) and unittest is not None and issubclass(value, unittest.TestCase):
+            for test in unittest.defaultTestLoader.loadTestsFromTestCase(value):
+                yield test.debug
+
+
+def _compiled(tree: ast.Module, node: ast.stmt) -> types.CodeType:
+    flags = 0
+    for other in tree.body:
+        if isinstance(other, ast.ImportFrom) and other.module == "__future__":
+            for name in other.names:
+                feature = getattr(__import__("__future__"), name.name, None)
+                flags |= feature.compiler_flag if feature is not None else 0
+    code: types.CodeType = compile(ast.Module([node], []), FILE, "exec", flags=flags, dont_inherit=True)
+    return code
+
+
+def _imports(tree: ast.Module) -> Json:
+    found: list[list[str | None]] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            found += [[name.name, None, name.asname] for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module != "__future__":
+            found += [[node.module, name.name, name.asname] for name in node.names]
+    return found
+
+
+def _shadowed(tree: ast.Module, entry_point: str | None) -> frozenset[str]:
+    """Builtin names that mean the candidate's function: the entry point, or, where the tests name nothing else that
+    they do not define, the first such name that they call."""
+    if entry_point is not None:
+        return frozenset((entry_point.partition(".")[0],)) & _BUILTIN_NAMES
+    stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    stored |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
+    stored |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    stored |= {(n.asname or n.name).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.alias)}
+    free = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - stored
+    if free - _BUILTIN_NAMES:
+        return frozenset()
+    # Every builtin that all of the tests call might be it; the least usual around a call is taken.
+    calls = [n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    usual = {
+        "abs",
+        "set",
+        "sorted",
+        "list",
+        "tuple",
+        "len",
+        "str",
+        "round",
+        "isinstance",
+        "int",
+        "float",
+        "dict",
+        "all",
+    }
+    return frozenset([name for name in calls if name not in usual][:1] or calls[:1])
+
+
+def _prelude(space: Space, source: str, entry_point: str | None) -> None:
+    """The problem's own code: imports and whole functions, but for the one to be written."""
+    for text in (source, source + "\n    pass\n"):  # a prompt may end with the head of what is to be written
+        try:
+            tree = ast.parse(text)
+            break
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    else:
+        return
+    kept: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom) or (
+            isinstance(node, ast.FunctionDef) and node.name != entry_point and not _is_stub(node)
+        ):
+            kept.append(node)
+    for node in kept:
+        try:
+            exec(compile(ast.Module([node], []), "prompt.py", "exec", dont_inherit=True), space)  # noqa: S102
+        except Exception:  # noqa: BLE001, S112 - the name stays the candidate's
+            continue
+
+
+def _is_stub(node: ast.FunctionDef) -> bool:
+    body = [n for n in node.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+    return not body or all(isinstance(n, ast.Pass) for n in body)
