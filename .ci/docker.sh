@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 gristmill=${GRISTMILL:-.venv/bin/gristmill}
 log=${DOCKERD_LOG:-/var/log/gristmill-dockerd.log}
-base=gristmill-sandbox-base:bookworm
+base="gristmill-sandbox-base:bookworm"
 
 say() { echo "docker.sh: $*" >&2; }
 answers() { timeout 10 docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
@@ -44,7 +44,7 @@ mount_cgroups() {
   if grep -q cgroup2 /proc/filesystems && mount -t cgroup2 cgroup2 /sys/fs/cgroup 2>/dev/null; then return; fi
   mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
   local controller
-  for controller in $(awk '!/^#/ && $4 == 1 { print $1 }' /proc/cgroups); do
+  awk '!/^#/ && $4 == 1 { print $1 }' /proc/cgroups | while read -r controller; do
     mkdir -p "/sys/fs/cgroup/$controller"
     mount -t cgroup -o "$controller" cgroup "/sys/fs/cgroup/$controller" || rmdir "/sys/fs/cgroup/$controller"
   done
@@ -52,7 +52,8 @@ mount_cgroups() {
 
 # Arguments: more options of dockerd.
 start_daemon() {
-  rm -f /var/run/docker.pid
+  # One that was killed left its process id, which the next would take for a running one.
+  if ! pidof dockerd >/dev/null; then rm -f /var/run/docker.pid /var/run/docker/containerd/containerd.pid; fi
   setsid nohup dockerd "$@" >>"$log" 2>&1 </dev/null &
   local daemon=$! tries
   for tries in $(seq 120); do
@@ -66,6 +67,7 @@ start_daemon() {
 }
 
 if ! answers; then
+  [ -z "${DOCKER_HOST:-}" ] || { say "no Docker engine answers at DOCKER_HOST=$DOCKER_HOST"; exit 1; }
   [ "$(id -u)" = 0 ] || { say "no Docker engine answers, and only root can start one"; exit 1; }
   install_missing
   mount_cgroups

@@ -38,7 +38,7 @@ def build(
         image = build_image(
             engine, tag=tag, base=base, log=lambda line: console.print(escape(line), style="dim", soft_wrap=True)
         )
-    console.print(f"{tag} is {image}")
+    console.print(f"{tag} is {image}", soft_wrap=True)
 
 
 @sandbox.command()
