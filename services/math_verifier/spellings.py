@@ -112,6 +112,8 @@ _RULES: Final = (
     _rule("illion", r"(\d|\})\s*\b([mbt]r?illion)s?\b", _scale, re.I),
     _rule("housand", rf"{_TEXT}\{{\s*(thousand)s?\b", r"\1 \\text{", re.I),
     _rule("housand", r"(\d|\})\s*(thousand)s?\b", _scale, re.I),
+    _rule("hundred", rf"{_TEXT}\{{\s*(hundred)\b(?!th)", r"\1 \\text{", re.I),
+    _rule("hundred", r"(\d)\s*(hundred)\b(?!th)", _scale, re.I),
     _rule("\\", r"\\(?:text|mbox|mathrm|textrm|textbf)\s*\{([\s,;.]*)\}", r" \1 "),
     _rule("to", r"^(\d+(?:\.\d+)?)\s*(?:\\text\s*\{\s*to\s*\}|to)\s*(\d+(?:\.\d+)?)$", r"\1:\2"),
     _rule("_", r"\(([\dA-F]{2,}|\d)\)(?=\s*_\s*(?:\d|\{\s*\d))", r"\1"),

@@ -10,7 +10,7 @@ from math_verifier.compare.decision import Decision, no, unknown, yes
 from math_verifier.compare.exact import NotExact, exact
 from math_verifier.compare.numeric import Unbounded, Unsupported, evaluate, probe, real_value
 from math_verifier.config import MathPolicy
-from math_verifier.parse.ast import Add, Big, Const, Mul, Node, Num, map_children, symbols
+from math_verifier.parse.ast import INFINITY, Add, Big, Const, Mul, Node, Num, map_children, symbols
 
 NOISE_DIGITS = 15
 MOST_NOISE_DIGITS = 19
@@ -33,6 +33,9 @@ def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
         assert isinstance(number, Num)
         if number.places and not symbols(other) and _rounds_irrational(number, other, policy.decimal_digits):
             return yes("numeric")
+    ends = endless(a), endless(b)
+    if ends[0] or ends[1]:
+        return yes("structural") if ends[0] == ends[1] else _not_endless(b if ends[0] else a, a, b)
     if _calculus(a) or _calculus(b) or _infinite(a) or _infinite(b):
         return _symbolic(a, b)
     decision = probe(a, b)
@@ -42,6 +45,24 @@ def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
         return yes("structural")
     last = _symbolic(a, b)
     return last if last.equal is not None else unknown("symbolic", decision.reason)
+
+
+def endless(node: Node) -> int:
+    """1 for infinity, -1 for minus infinity, 0 for anything else."""
+    if node == INFINITY:
+        return 1
+    if isinstance(node, Mul) and len(node.factors) == 2 and INFINITY in node.factors:
+        rest = next((factor for factor in node.factors if factor != INFINITY), None)
+        if isinstance(rest, Num) and rest.value:
+            return 1 if rest.value > 0 else -1
+    return 0
+
+
+def _not_endless(other: Node, a: Node, b: Node) -> Decision:
+    """Infinity against something else: no number, but perhaps a limit or a series."""
+    if not (_calculus(other) or _infinite(other)) or endless(other):
+        return no("structural", "an infinite value")
+    return _symbolic(a, b)
 
 
 def is_zero(node: Node) -> bool:

@@ -118,6 +118,11 @@ def _clocks(a: Node, b: Node, policy: MathPolicy) -> Decision:
 
 
 def _leaves(a: Node, b: Node, policy: MathPolicy) -> Decision:
+    classes = [isinstance(node, Fn) and node.name == "pmod" for node in (a, b)]
+    if classes[0] != classes[1]:
+        return no("structural", "a residue class against something else")
+    if isinstance(a, Fn) and isinstance(b, Fn) and classes[0] and len(a.args) == len(b.args):
+        return every(compare(one, two, policy) for one, two in zip(a.args, b.args, strict=True))
     return same_value(_bare(a, policy), _bare(b, policy), policy)
 
 

@@ -43,6 +43,7 @@ from math_verifier.parse.cursor import IMPLICIT, MAX_DEPTH, MOD, POWER, PRODUCT,
 from math_verifier.parse.shapes import grouped, is_separator, joined, plain, transpose
 from math_verifier.parse.tokens import Comma, tokenize
 
+NO_UNITS: Final = frozenset(("not", "squared", "cubed", "factorial", "plus", "minus", "divided", "halves", "thirds"))
 _NEGATED: Final = {"=": "!=", "!=": "=", "in": "notin", "<": ">=", ">": "<=", "<=": ">", ">=": "<"}
 
 
@@ -348,8 +349,13 @@ class Parser(Atoms):
                 self.take()
                 parts.append("^" + plain(self.script()))
         text = " ".join(parts).strip()
-        if "not" in text.lower().split() or text.lower().strip(" ,.;") in {"and", "or"}:
-            raise ParseError("a conjunction or negation where a unit may stand")
+        words = text.lower().split()
+        if (
+            not NO_UNITS.isdisjoint(words)
+            or (words and words[0] in {"or", "and"})
+            or text.lower().strip(" ,.;") in {"and", "or"}
+        ):
+            raise ParseError("words that change a number where a unit may stand")
         if not text:
             return left
         first = text.split()[0]
