@@ -259,16 +259,17 @@ def try_memory(each, count):
         child = os.fork()
         if child == 0:
             try:
+                part = b"x" * (1 << 20)
                 with mmap.mmap(-1, each) as block:
-                    for offset in range(0, each, mmap.PAGESIZE):
-                        block[offset] = 1
+                    for offset in range(0, each - len(part), len(part)):
+                        block[offset : offset + len(part)] = part
                     os.write(write, b"x")
                     signal.pause()
             finally:
                 os._exit(1)
         children.append(child)
     os.close(write)
-    seen, deadline = 0, time.monotonic() + 8.0
+    seen, deadline = 0, time.monotonic() + 20.0
     os.set_blocking(read, False)
     while seen < count and time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
