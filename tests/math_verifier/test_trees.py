@@ -38,7 +38,7 @@ POLICY = MathPolicy()
 STYLES = (
     "{}", " {} ", "${}$", "$${}$$", "\\({}\\)", "\\[{}\\]", "\\displaystyle {}", "{}.", "{{{}}}", "**{}**", "{}\\,",
 )  # fmt: skip
-some = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(max_examples=70, deadline=None, suppress_health_check=list(HealthCheck))
 
 integers = st.integers(-60, 60).map(lambda value: Num(Fraction(value)))
 rationals = st.fractions(min_value=-20, max_value=20, max_denominator=12).map(Num)
