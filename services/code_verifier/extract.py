@@ -19,7 +19,6 @@ All of it is linear in the length of the text.
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,21 +39,13 @@ from code_verifier.extract_source import (
     lines_of,
     seems_to_define,
 )
+from code_verifier.extract_text import first_turn, from_json, normal, without_thoughts
 
 MAX_TEXT: Final = 4 * 1024 * 1024
 """Characters of a completion that are looked at, its last ones."""
 
-_THINK: Final = re.compile(
-    r"(?P<open>^[ \t]*+<(?:think|thinking|reasoning|thought)>)"
-    r"|(?<!['\"`])</(?:think|thinking|reasoning|thought)>(?!['\"]|`(?!``))",
-    re.M | re.I,
-)
-_END_OF_TURN: Final = re.compile(
-    r"(?:<\|(?:im_end|endoftext|eot_id|end_of_text|end|eom_id)\|>|</s>|<eos>|<end_of_turn>|<｜end▁of▁sentence｜>)\s*\Z"
-)
 _NAME_LINE: Final = re.compile(r"\A\s*+(?:python3?|py)[ \t]*\n", re.I)
 """The tag of a fence that ended up on the line after it, or without its fence."""
-_NEXT_TURN: Final = re.compile(r"<\|(?:im_end|endoftext|eot_id|end_of_text)\|>")
 _ANSWER: Final = re.compile(r"<(?P<tag>answer|final_answer)>(?P<text>.*?)(?:</(?P=tag)>|\Z)", re.S | re.I)
 
 
@@ -78,7 +69,7 @@ class _Found:
 class _Extractor:
     def __init__(self, entry_point: str | None, prompt: str | None) -> None:
         self.entry = entry_point.split(".")[0].split("(")[0] if entry_point else None
-        self.prompt = _normal(prompt) if prompt and prompt.strip() else None
+        self.prompt = normal(prompt) if prompt and prompt.strip() else None
         self.parser = Parser()
 
     def extract(self, text: str, depth: int = 0) -> Program | None:
@@ -127,7 +118,7 @@ class _Extractor:
         for block in reversed(blocks):
             if block.language == "markdown":
                 return self.extract(block.code, depth + 1)
-            code = _from_json(block.code) if block.code.lstrip().startswith("{") else None
+            code = from_json(block.code) if block.code.lstrip().startswith("{") else None
             if code is not None:
                 return self.extract(code, depth + 1)
         for block in reversed(blocks):
@@ -244,7 +235,7 @@ class _Extractor:
         if not code.strip():
             return None
         if depth == 0 and code.lstrip().startswith("{"):
-            inner = _from_json(code)
+            inner = from_json(code)
             if inner is not None:
                 return self.extract(inner, 1)
         tree = self.parser.parse(code)
@@ -288,43 +279,11 @@ def extract(text: str, *, entry_point: str | None = None, prompt: str | None = N
         entry_point: what the tests call; None for whole programs.
         prompt: program text that the completion may continue.
     """
-    text = _normal(text[-MAX_TEXT:])
-    text = _END_OF_TURN.sub("", text)
-    turn = _NEXT_TURN.search(text)
-    if turn is not None and text[: turn.start()].strip() and not _within_line(text, turn.start()):
-        text = text[: turn.start()]
-    program = _Extractor(entry_point, prompt).extract(_without_thoughts(text))
+    text = normal(text[-MAX_TEXT:])
+    program = _Extractor(entry_point, prompt).extract(without_thoughts(first_turn(text)))
     if program is None or not program.source.strip():
         return None
     return program if program.source.endswith("\n") else Program(program.source + "\n", program.how)
-
-
-def _normal(text: str) -> str:
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return re.sub("^[\ufeff\u200b\u2060]++", "", text, flags=re.M)
-
-
-def _within_line(text: str, position: int) -> bool:
-    """Whether quotes or code stand around a mark: then it is part of a program about such marks."""
-    before = text[max(0, position - 3) : position]
-    return before.endswith(("'", '"')) or (before.endswith("`") and before != "```")
-
-
-def _without_thoughts(text: str) -> str:
-    kept: list[str] = []
-    start, opened = 0, False
-    for mark in _THINK.finditer(text):
-        if mark["open"]:
-            if not opened:
-                kept.append(text[start : mark.start()])
-                opened = True
-        else:
-            if not opened:
-                kept.clear()
-            start, opened = mark.end(), False
-    if not opened:
-        kept.append(text[start:])
-    return "".join(kept)
 
 
 def _has_words(tree: ast.Module) -> bool:
@@ -344,17 +303,3 @@ def _outside(text: str, blocks: Sequence[Block]) -> str:
         parts.append(text[position : block.start])
         position = max(position, block.end)
     return "".join([*parts, text[position:]])
-
-
-def _from_json(text: str) -> str | None:
-    """The program in a JSON object with one field for it."""
-    if len(text) > 1_000_000:
-        return None
-    try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    names = ("code", "solution", "program", "python", "completion", "answer")
-    return next((value[name] for name in names if isinstance(value.get(name), str)), None)
