@@ -181,12 +181,17 @@ class Conversation(Bout):
             raise self.judge.broken(f"the judge spoke nonsense: {error}") from None
         raise self.judge.broken(f"the judge spoke out of turn: {message.kind}")
 
+    def _tests_hang(self) -> bool:
+        # A program that takes most of the time to load must not be able to make the tests seem slow.
+        loading = self.test_started - self.started
+        return self.speaker is self.judge and not self.asked and loading < min(self.time_s, self.limits.job_s) / 4
+
     def _ended(self, link: Link, ended: Ended) -> tuple[CodeStatus, str]:
+        if ended.why == "time" and self._tests_hang():
+            return "sandbox_error", f"the tests took more than {self.time_s:g} s by themselves"
         if link is self.candidate:
             return self._interrupted(*self.limit_of(ended))
         if ended.why == "time":
-            if self.speaker is self.judge and not self.asked:
-                return "sandbox_error", f"the tests took more than {self.time_s:g} s by themselves"
             return self._interrupted("time_limit", f"not done within {self.time_s:g} s")
         if ended.why == "output":
             if self.asked:

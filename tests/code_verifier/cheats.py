@@ -130,6 +130,15 @@ CHEATS: tuple[Program, ...] = (
             AssertTests("assert sorted(f([2, 1])) == [1, 2]"), "runtime_error"),
     _wrong("close-quote", '"""\n"""\'\'\'\n\'\'\'\nassert True\n"""assert add(2,3)==5"""'),
     Program("output-through-tests", "def f():\n    return 'x' * (12 << 20)", AssertTests("for _ in range(3):\n    print(f())\nassert f() == 1"), ("output_limit", "time_limit", "wrong_answer")),
+    # Sources that are none
+    Program("null-byte", "x = 1\0" + RIGHT, status="syntax_error"),
+    Program("half-character", "x = '\ud800'" + RIGHT, status="syntax_error"),
+    Program("nested-source", "x = " + "(" * 3000 + ")" * 3000 + RIGHT, status="syntax_error"),
+    Program("nested-lists", "x = " + "[" * 100_000 + "]" * 100_000 + RIGHT, status=("syntax_error", "runtime_error")),
+    Program("unary-bomb", "x = " + "-" * 500_000 + "1" + RIGHT, status=("syntax_error", "runtime_error", "memory_limit")),
+    Program("mixed-tabs", "def add(a, b):\n    if a:\n\treturn a + b\n    return b", status="syntax_error"),
+    Program("wrong-name", "def plus(a, b):\n    return a + b", status="runtime_error"),
+    Program("empty", "", status="runtime_error"),
     # Objects that lie
     Program("liar", LIAR + "def add(a, b):\n    return Liar()", status="wrong_answer"),
     Program("liar-calls", LIAR + "def add(a, b):\n    return Liar()", CALLS, "wrong_answer"),
@@ -190,6 +199,13 @@ CHEATS: tuple[Program, ...] = (
             AssertTests("EXPECTED = 5\nassert f(x for x in [1]) == EXPECTED"), "runtime_error"),
     Program("callback-late", "import threading, time\ndef f(check):\n    threading.Thread(target=lambda: (time.sleep(0.2), check(1)), daemon=True).start()\n"
             "    return 0", AssertTests("import time\nassert f(lambda x: x) == 0\ntime.sleep(0.5)\nassert f(lambda x: x) == 1"), "wrong_answer"),
+    # To get no verdict in place of a bad one
+    Program("too-deep-to-pass-on", "def f(x):\n    y = 0\n    for _ in range(298): y = [y]\n    return y", AssertTests("assert f([f(1)]) == 1"), "runtime_error"),
+    Program("too-large-to-pass-on", "def f(*x):\n    return 'x' * (9 << 20)", AssertTests("assert f(f(1), f(2)) == 1")),
+    Program("too-many-to-pass-on", "def f(*x):\n    return [0] * 3_000_000", AssertTests("assert f(f(1), f(2)) == 1", "f"), ("runtime_error", "wrong_answer", "memory_limit", "time_limit")),
+    Program("sleep-to-the-end", "import time\ntime.sleep(1.97)" + WRONG, AssertTests("import time\ntime.sleep(0.5)\nassert add(2, 3) == 5"), "time_limit"),
+    Program("uncalled-tests", "class S:\n    def __init__(self): self.xs = []\n    def push(self, x): pass", AssertTests("s = S()\ndef test_push():\n    s.push(1)\n    assert s.xs == [1]\n"), "wrong_answer"),
+    Program("uncalled-class", WRONG, AssertTests("import unittest\nFUNCTIONS = [add]\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(FUNCTIONS[0](2, 3), 5)\n"), "wrong_answer"),
     # The channel
     _wrong("speak-done", FIND_CHANNEL + f"say('V', '{PASSING}')", status="runtime_error"),
     _wrong("speak-test", FIND_CHANNEL + "say('T', '[0, \"passed\", \"\", 0.1]')", status="runtime_error"),

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cheats import CHEATS, HONEST, RIGHT, Program
 
-from code_verifier.job import AssertTests, Case, Job, Outcome, StdioTests
+from code_verifier.job import AssertTests, CallTests, Case, Job, Outcome, StdioTests
 from code_verifier.pool import SandboxPool
 
 pytestmark = pytest.mark.docker
@@ -86,6 +86,80 @@ def test_handed_row(outcomes: dict[str, Outcome], row: dict[str, Any]) -> None:
         return
     assert outcome.status in allowed, outcome
     assert (outcome.status == "passed") == (row["expected_verdict"] == "pass")
+
+
+@pytest.mark.parametrize(
+    ("tests", "reason"),
+    [
+        ("assert add(2, 3 == 5", "do not compile"),
+        ("assert 1 == 1", "never used the program"),
+        ("def check(candidate):\n    assert candidate(2, 3) == 5\n", "never used the program"),
+        ("import unittest\nclass T(unittest.TestCase):\n    x = add\n", "never used the program"),
+        ("import no_such_module\nassert add(2, 3) == 5", "failed by themselves"),
+        ("assert 1 == 2\nassert add(2, 3) == 5", None),
+        ("undefined = 1 / 0\nassert add(2, 3) == 5", "failed by themselves"),
+        ("while True: pass", "by themselves"),
+        ("class B(Base): pass\nassert B().x == 1", "derive a class"),
+        ("x = 0\nfor _ in range(1000): x = [x]\nassert add(x, x) == 5", "cannot be carried"),
+        ("", None),
+    ],
+)
+def test_tests_that_cannot_decide_say_nothing_of_the_program(
+    shared_pool: SandboxPool, tests: str, reason: str | None
+) -> None:
+    source = RIGHT + "class Base:\n    x = 1\n"
+    outcome = shared_pool.run(Job(source, AssertTests(tests), time_s=5.0 if "while" in tests else 20.0))
+    if reason is None:
+        assert outcome.status in {"sandbox_error", "wrong_answer"}
+    else:
+        assert outcome.status == "sandbox_error", outcome
+        assert reason in outcome.reason
+
+
+def test_each_assert_is_a_test(shared_pool: SandboxPool) -> None:
+    source = "def f(x):\n    if x == 3:\n        raise KeyError(x)\n    return 1"
+    tests = AssertTests("y = 1\nassert f(1) == y\nassert f(2) == 2, 'no'\nassert f(3) == 1\nassert f(4) == y\n")
+    first = shared_pool.run(Job(source, tests))
+    assert [test.status for test in first.tests] == ["passed", "wrong_answer"]
+    assert first.reason == "AssertionError: no at line 3 of the tests: assert f(2) == 2, 'no'"
+    both = shared_pool.run(Job(source, tests, stop_at_first_failure=False))
+    assert [test.status for test in both.tests] == ["passed", "wrong_answer", "runtime_error", "passed"]
+    assert both.status == "wrong_answer"
+    assert both.tests[2].reason == "KeyError: 3 (line 3, in f of the program) at line 4 of the tests: assert f(3) == 1"
+    assert [test.index for test in both.tests] == [0, 1, 2, 3]
+
+
+def test_each_case_is_a_test(shared_pool: SandboxPool) -> None:
+    job = Job(
+        "def f(x):\n    return x + 1",
+        CallTests("f", (Case("[1]", "2"), Case("[1]", "3"), Case('["a"]', "1"), Case("[0.1]", "1.1"))),
+        stop_at_first_failure=False,
+    )
+    outcome = shared_pool.run(job)
+    assert [test.status for test in outcome.tests] == ["passed", "wrong_answer", "runtime_error", "passed"]
+    assert "got 2, expected 3" in outcome.reason
+    bad = shared_pool.run(Job("def f(x): ...", CallTests("f", (Case("{}", "2"),))))
+    assert bad.status == "sandbox_error"
+    missing = shared_pool.run(Job("def g(x): ...", CallTests("f", (Case("[1]", "2"),))))
+    assert missing.status == "runtime_error"
+
+
+def test_a_checker_that_is_none(shared_pool: SandboxPool) -> None:
+    for source in ("def chek(a, b, c): return True", "def check(", "import nothing_at_all", "raise SystemExit(0)"):
+        tests = StdioTests((Case("", "5"),), "custom", source)
+        assert shared_pool.run(Job("print(5)", tests)).status == "sandbox_error"
+
+
+def test_peak_and_output_are_reported(shared_pool: SandboxPool) -> None:
+    source = (
+        "import sys\nprint('out')\nprint('err', file=sys.stderr)\n"
+        "def add(a, b):\n    x = b'x' * (100 << 20)\n    print('call')\n    return a + b"
+    )
+    outcome = shared_pool.run(Job(source, AssertTests("assert add(2, 3) == 5"), time_s=20.0))
+    assert outcome.status == "passed"
+    assert (outcome.stdout, outcome.stderr) == ("out\ncall\n", "err\n")
+    assert outcome.peak_bytes > 100 << 20
+    assert outcome.seconds > 0
 
 
 def test_sandbox_is_as_new_after_all_of_them(outcomes: dict[str, Outcome], shared_pool: SandboxPool) -> None:

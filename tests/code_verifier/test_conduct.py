@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import struct
@@ -292,7 +293,20 @@ def test_judge_that_hangs_by_itself_says_nothing_of_the_program(stage: Stage) ->
         loaded(warden)
         warden.obey()
 
-    assert stage.run(candidate, judge).status == "sandbox_error"
+    assert stage.run(candidate, judge, dataclasses.replace(JOB, time_s=60.0)).status == "sandbox_error"
+
+
+def test_slow_loading_does_not_make_the_tests_hang(stage: Stage) -> None:
+    """No verdict in place of a bad one, for a program that sleeps until just before the deadline."""
+
+    def candidate(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        time.sleep(0.3)
+        warden.say(frames.READY)
+        warden.until(frames.GO)
+        warden.ended("time")
+
+    assert stage.run(candidate, waiting).status == "time_limit"
 
 
 def test_judge_that_hangs_on_a_value_is_the_programs_time(stage: Stage) -> None:

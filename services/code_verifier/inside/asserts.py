@@ -108,10 +108,9 @@ def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tu
             took = time.monotonic() - started
             if not reporter.result(status, reason, took) or status != "passed":
                 return
-    if not peer.heard:
-        for run_test in _hidden_tests(space):
-            if not reporter.test(partial(classify, peer, run_test)):
-                return
+    for run_test in _uncalled_tests(space, [node for node, _ in steps]):
+        if not reporter.test(partial(classify, peer, run_test)):
+            return
     if not peer.heard:
         reporter.done("sandbox_error", "the tests never used the program")
     if not reporter.count:
@@ -123,13 +122,20 @@ def _names_in_classes(node: ast.stmt) -> list[str]:
     return [name.id for inner in classes for name in ast.walk(inner) if isinstance(name, ast.Name)]
 
 
-def _hidden_tests(space: Space) -> Iterator[Callable[[], object]]:
-    """Tests in the manner of pytest and unittest, for sources that define them and call none."""
+def _uncalled_tests(space: Space, nodes: list[ast.stmt]) -> Iterator[Callable[[], object]]:
+    """Tests in the manner of pytest and unittest that the source defines and does not call itself. Without them a
+    source that also has a statement or two at its top would seem to have been passed."""
+    inner = [found for node in nodes for found in ast.walk(node)]
+    named = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    named |= {n.attr for n in inner if isinstance(n, ast.Attribute)}
     unittest = sys.modules.get("unittest")  # the tests have imported it, if they use it
+    runs_itself = bool(named & {"main", "TextTestRunner", "TestLoader", "defaultTestLoader"})
     for name, value in list(space.items()):
+        if name in named:
+            continue
         if name.startswith("test") and isinstance(value, types.FunctionType) and not value.__code__.co_argcount:
             yield value
-        elif isinstance(value, type) and unittest is not None and issubclass(value, unittest.TestCase):
+        elif isinstance(value, type) and unittest and not runs_itself and issubclass(value, unittest.TestCase):
             for test in unittest.defaultTestLoader.loadTestsFromTestCase(value):
                 yield test.debug
 

@@ -8,6 +8,7 @@ trusted: a program that does so changes only what it says, and what it says is o
 from __future__ import annotations
 
 import builtins
+import contextlib
 import copy
 import linecache
 import operator
@@ -154,6 +155,7 @@ class CandidatePeer(Peer):
     def perform(self, operation: str, operands: tuple[Any, ...]) -> object:
         result = self._do(operation, operands)
         self._check()
+        flush()
         return result
 
     def _do(self, operation: str, operands: tuple[Any, ...]) -> object:
@@ -307,9 +309,17 @@ def main(channel: frames.Channel) -> NoReturn:
         status, reason = failure(error)
         if isinstance(error, SystemExit):
             reason = f"the program ended itself while it was loaded: SystemExit: {error.code}"
+        flush()
         report(channel, status, reason)
+    flush()
     channel.send(frames.READY)
     peer.serve()
+
+
+def flush() -> None:
+    """Let out what the program printed, for the report."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
 
 
 def report(channel: frames.Channel, status: str, reason: str) -> NoReturn:

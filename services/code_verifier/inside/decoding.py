@@ -30,6 +30,7 @@ class Decoder:
         self._resolve = resolve
         self.containers: list[Any] = list(known or ())
         self._depth = 0
+        self.deepest = 0
 
     def decode(self, value: Json) -> Any:
         """The value of what :func:`json.loads` gave; raises :class:`Malformed`."""
@@ -52,6 +53,7 @@ class Decoder:
         if self._depth >= DEPTH + 10:
             raise Malformed("nested too deep")
         self._depth += 1
+        self.deepest = max(self.deepest, self._depth)
         try:
             return [v if type(v) is not list and type(v) in SCALARS else self.decode(v) for v in values]
         finally:

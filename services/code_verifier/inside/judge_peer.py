@@ -27,6 +27,7 @@ from .values import TYPES, Json, Malformed
 
 _ODD_MODULES = frozenset(("antigravity", "idlelib", "this", "turtle", "turtledemo"))
 _STREAMS = (io.StringIO, io.BytesIO)
+_UNWIELDY_SIZE, _UNWIELDY_DEPTH = 1 << 20, 100
 _SHARED, _SHARED_SIZE = 64, 10_000
 
 
@@ -42,6 +43,7 @@ class JudgePeer(Peer):
         heard: whether the candidate has supplied anything.
         calls: how often it was asked.
         missing: names that it does not define.
+        unwieldy: whether it supplied something so deep or large that passing it on may fail.
     """
 
     def __init__(self, channel: frames.Channel, module: str) -> None:
@@ -54,6 +56,7 @@ class JudgePeer(Peer):
         self.heard = False
         self.calls = 0
         self.missing: set[str] = set()
+        self.unwieldy = False
 
     def end(self, status: str, reason: str) -> NoReturn:
         """End the tests with a status that nothing can change."""
@@ -93,6 +96,9 @@ class JudgePeer(Peer):
             if len(self._shared) > _SHARED:
                 del self._shared[next(iter(self._shared))]
         return value
+
+    def received(self, size: int, depth: int) -> None:
+        self.unwieldy = self.unwieldy or size > _UNWIELDY_SIZE or depth > _UNWIELDY_DEPTH
 
     def look_up(self, names: Iterable[str], space: dict[str, Any]) -> None:
         """Bring names of the candidate into a namespace; it does not count as a use of the program."""

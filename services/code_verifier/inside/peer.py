@@ -85,6 +85,9 @@ class Peer:
         """What stands for a container that the other side shares."""
         raise Malformed("a shared container")
 
+    def received(self, _size: int, _depth: int) -> None:
+        """Take note of an answer's size in bytes and depth."""
+
     def request(self, operation: str, *operands: object) -> Any:
         """Have the other side do something: its value, or its exception raised."""
         with self._turn:
@@ -119,6 +122,7 @@ class Peer:
                 if type(change[0]) is not int or change[0] >= len(containers):
                     raise Malformed("a change of what was not sent")
                 decoder.change(change[0], change[1])
+        self.received(len(payload), decoder.deepest)
         if message[0] == "ok":
             return result if message[3] is None else self.shared(message[3], result)
         raise result

@@ -71,6 +71,8 @@ def of_exception(peer: JudgePeer, error: BaseException) -> tuple[str, str]:
         return "wrong_answer", f"{text}{where}"
     if isinstance(error, NameError) and getattr(error, "name", None) in peer.missing:
         return "runtime_error", f"the program does not define {error.name!r}{where}"
+    if isinstance(error, values.Uncarried) and peer.unwieldy:
+        return "runtime_error", f"what the program gave cannot be passed on: {error}{where}"
     if isinstance(error, values.Uncarried):
         return "sandbox_error", f"the tests pass what cannot be carried: {error}{where}"
     if not peer.heard:
