@@ -2,7 +2,7 @@
 
 ``exact``: the same bytes; a newline at the end may be missing or be one too many. ``tokens``: the same words, whatever
 the space between them. ``float``: the same words, where words that are numbers may differ by 1e-6, absolutely or
-relatively (``5.0`` is ``5``). Output that is not UTF-8 is equal to nothing but the same bytes.
+relatively (``5.0`` is ``5``), but for two whole numbers. Output that is not UTF-8 is equal to nothing but the same bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _close(first: str, second: str) -> bool:
         return False
     try:
         one, other = float(first), float(second)
-        if not any(c in (first + second).lower() for c in ".en") and int(first) == int(second):
-            return True  # whole numbers of any size: 007 is 7
+        if not any(c in (first + second).lower() for c in ".en"):
+            return int(first) == int(second)  # whole numbers, of any size, have no tolerance: 007 is 7
     except ValueError:
         return False
     if math.isnan(one) or math.isnan(other):

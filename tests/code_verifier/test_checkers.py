@@ -32,7 +32,7 @@ from code_verifier.inside.compare import equal
         ("float", b"0.3333333333333333", "0.333333", True),
         ("float", b"0.34", "0.333333", False),
         ("float", b"1e9", "1000000000", True),
-        ("float", b"1000000001", "1000000000", True),
+        ("float", b"1000000001", "1000000000", False),
         ("float", b"nan", "nan", True),
         ("float", b"nan", "1", False),
         ("float", b"inf", "inf", True),
