@@ -2,7 +2,8 @@
 
 A container is asked for as one document, :func:`container_config`, so that everything it may and may not do can be read
 in one place. Its standard input closes with the connection that holds it (``StdinOnce``), its first process ends at
-that, and Docker removes it (``AutoRemove``): a verifier that is killed leaves nothing behind.
+that, and Docker removes it (``AutoRemove``): a verifier that is killed leaves nothing running. What it created and had
+not started yet is removed by the next one, see :mod:`code_verifier.gc`.
 """
 
 from __future__ import annotations

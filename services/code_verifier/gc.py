@@ -1,6 +1,8 @@
 """Sandboxes whose verifier is gone.
 
-A killed verifier leaves none behind as long as the engine runs; one whose machine or engine went down with it may.
+A killed verifier leaves none running as long as the engine runs. One whose machine or engine went down with it may, and
+a container that was created and not yet started when its verifier was killed stays in that state. Every pool begins
+with this collection.
 Only containers with this package's label are looked at, and only those whose owner is known to be dead are removed.
 """
 

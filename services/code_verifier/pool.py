@@ -16,6 +16,7 @@ What a program does to its sandbox is never the line's trouble, and what befalls
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import uuid
@@ -110,9 +111,10 @@ class SandboxPool:
         with connect(config.docker_host) as engine:
             check_runtime(engine, config.runtime)
             image = check_image(engine, config.image)
-            collect(engine)
-        owner = f"{owner_label()}"
-        plan = Plan(image, owner, limits_from(config), config.runtime, pool=uuid.uuid4().hex)
+            with contextlib.suppress(EngineAway):
+                # What cannot be removed is in nobody's way.
+                collect(engine)
+        plan = Plan(image, owner_label(), limits_from(config), config.runtime, pool=uuid.uuid4().hex)
         self._stock = Stock(plan, config.docker_host, spares=1 + config.workers // 8)
         warm: list[Future[None]] = []
         for number in range(config.workers):
