@@ -2,7 +2,8 @@
 
 ``exact``: the same bytes; a newline at the end may be missing or be one too many. ``tokens``: the same words, whatever
 the space between them. ``float``: the same words, where words that are numbers may differ by 1e-6, absolutely or
-relatively (``5.0`` is ``5``), but for two whole numbers. Output that is not UTF-8 is equal to nothing but the same bytes.
+relatively (``5.0`` is ``5``), but for two whole numbers. Output that is not UTF-8 is equal to nothing but the same
+bytes.
 """
 
 from __future__ import annotations
