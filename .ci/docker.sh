@@ -8,6 +8,7 @@
 #   GRISTMILL_BASE_CACHE  folder that keeps the downloaded base
 set -euo pipefail
 cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/sbin:/sbin
 
 gristmill=${GRISTMILL:-.venv/bin/gristmill}
 log=${DOCKERD_LOG:-/var/log/gristmill-dockerd.log}
@@ -22,6 +23,8 @@ install_missing() {
   command -v dockerd >/dev/null || missing+=(docker.io)
   command -v docker >/dev/null || missing+=(docker.io)
   command -v debootstrap >/dev/null || missing+=(debootstrap)
+  # gVisor, for the tests that run on it.
+  command -v runsc >/dev/null || missing+=(runsc)
   if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
     apt-get update -qq
@@ -66,10 +69,10 @@ start_daemon() {
   return 1
 }
 
+if [ "$(id -u)" = 0 ]; then install_missing; fi
 if ! answers; then
   [ -z "${DOCKER_HOST:-}" ] || { say "no Docker engine answers at DOCKER_HOST=$DOCKER_HOST"; exit 1; }
   [ "$(id -u)" = 0 ] || { say "no Docker engine answers, and only root can start one"; exit 1; }
-  install_missing
   mount_cgroups
   # Sandboxes need no network: where the kernel has no bridges or firewall, a daemon without them will do.
   plain=(--bridge=none --iptables=false --ip6tables=false)
@@ -79,8 +82,6 @@ if ! answers; then
     say "the daemon does not start; its log is above"
     exit 1
   fi
-elif ! command -v debootstrap >/dev/null && ! docker image inspect "$base" >/dev/null 2>&1; then
-  install_missing
 fi
 
 compose/sandbox/base.sh "$base"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import docker
+import docker.errors
 import pytest
 
 from code_verifier.config import CodeConfig
@@ -16,6 +19,14 @@ from code_verifier.engine import connect
 from code_verifier.image import build_image, image_digest
 from code_verifier.pool import SandboxPool
 from support.docker import PrivateDaemon, missing_for_docker, missing_for_private_daemon, sandbox_base
+
+
+def _forget_old_images(client: docker.DockerClient) -> None:
+    """Images of earlier days' code; today's may be in use by tests beside these."""
+    for image in client.images.list("gristmill-sandbox-test"):
+        if time.time() - datetime.fromisoformat(image.attrs["Created"][:19] + "+00:00").timestamp() > 86_400:
+            with contextlib.suppress(docker.errors.APIError):
+                client.images.remove(image.id, force=True)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +39,7 @@ def sandbox_image() -> str:
     name = f"gristmill-sandbox-test:{image_digest()[:16]}"
     with contextlib.closing(docker.from_env(timeout=60)) as client:
         base = sandbox_base(client)
+        _forget_old_images(client)
     with connect() as engine:
         build_image(engine, tag=name, base=str(base))
     return name
