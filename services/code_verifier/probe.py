@@ -18,6 +18,9 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 NAMESPACE_USER = 0x10000000
@@ -73,22 +76,22 @@ FORBIDDEN = {
 FAMILIES = {"netlink": 16, "packet": 17, "alg": 38, "vsock": 40, "bluetooth": 31, "can": 29}
 
 
-def outcome(call):
+def outcome(call: Callable[[], object]) -> str:
     """``done``, or the name of the error."""
     try:
         call()
     except OSError as error:
-        return errno.errorcode.get(error.errno, str(error))
+        return errno.errorcode.get(error.errno or 0, str(error))
     return "done"
 
 
-def status():
+def status() -> dict[str, str]:
     """Fields of ``/proc/self/status``."""
     with open("/proc/self/status") as lines:
         return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def system_call(numbers, arguments):
+def system_call(numbers: tuple[int, int], arguments: tuple[int, ...]) -> str:
     """``done`` or the error's name; a call that ends the process would be seen by the asker."""
     number = numbers[0] if platform.machine() == "x86_64" else numbers[1]
     ctypes.set_errno(0)
@@ -96,7 +99,7 @@ def system_call(numbers, arguments):
     return "done" if result >= 0 else errno.errorcode.get(ctypes.get_errno(), "?")
 
 
-def try_forbidden():
+def try_forbidden() -> dict[str, str]:
     """The forbidden system calls that did something else than fail with EPERM or ENOSYS."""
     got = {name: system_call((x86, arm), arguments) for name, (x86, arm, arguments) in FORBIDDEN.items()}
     flags = NAMESPACE_USER | signal.SIGCHLD
@@ -109,13 +112,15 @@ def try_forbidden():
     if child > 0:
         os.waitpid(child, 0)
     for name, family in FAMILIES.items():
-        got[f"socket {name}"] = outcome(lambda family=family: socket.socket(family, socket.SOCK_RAW).close())
+        got[f"socket {name}"] = outcome(partial(socket.socket, family, socket.SOCK_RAW))
     return {name: how for name, how in got.items() if how not in ("EPERM", "ENOSYS", "EAFNOSUPPORT")}
 
 
-def try_network():
+def try_network() -> dict[str, Any]:
     """How leaving the sandbox ends."""
-    results = {"interfaces": sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else ["lo"]}
+    results: dict[str, Any] = {
+        "interfaces": sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else ["lo"]
+    }
     for name, family, address in (
         ("internet", socket.AF_INET, ("1.1.1.1", 53)),
         ("host", socket.AF_INET, ("172.17.0.1", 2375)),
@@ -128,7 +133,7 @@ def try_network():
                     link.connect(address)
                     results[f"{name} {kind.name}"] = "done"
             except OSError as error:
-                results[f"{name} {kind.name}"] = errno.errorcode.get(error.errno, str(error))
+                results[f"{name} {kind.name}"] = errno.errorcode.get(error.errno or 0, str(error))
     try:
         socket.getaddrinfo("example.com", 80)
         results["dns"] = "done"
@@ -137,7 +142,7 @@ def try_network():
     return results
 
 
-def mounts():
+def mounts() -> list[list[str]]:
     """Mount point, root, file system and options of every mount."""
     found = []
     with open("/proc/self/mountinfo") as lines:
@@ -148,7 +153,7 @@ def mounts():
     return found
 
 
-def writable():
+def writable() -> list[str]:
     """Folders in which a file could be created."""
     roots = {
         "/",
@@ -172,7 +177,7 @@ def writable():
     return found
 
 
-def space(folder):
+def space(folder: str) -> dict[str, int]:
     """Bytes, files and flags of the file system at ``folder``, and whether it lets a file be executed."""
     about = os.statvfs(folder)
     script = os.path.join(folder, ".run")
@@ -196,9 +201,10 @@ def space(folder):
     }
 
 
-def try_fill(folder, limit):
+def try_fill(folder: str, limit: int) -> list[Any]:
     """Bytes written into ``folder`` until it was full, ``limit`` at most, and how it ended."""
-    block, written, paths, how = b"x" * (1 << 20), 0, [], "done"
+    paths: list[str] = []
+    block, written, how = b"x" * (1 << 20), 0, "done"
     try:
         while written < limit:
             paths.append(os.path.join(folder, f".fill{len(paths)}"))
@@ -206,14 +212,14 @@ def try_fill(folder, limit):
                 for _ in range(8):
                     written += out.write(block)
     except OSError as error:
-        how = errno.errorcode[error.errno]
+        how = errno.errorcode[error.errno or 0]
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
     return [written, how]
 
 
-def try_large_file(folder, limit):
+def try_large_file(folder: str, limit: int) -> str:
     """How writing one byte beyond ``limit`` into a sparse file ends."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     path = os.path.join(folder, ".large")
@@ -224,9 +230,9 @@ def try_large_file(folder, limit):
     return how
 
 
-def try_open_files(limit):
+def try_open_files(limit: int) -> int:
     """How many descriptors could be open, ``limit`` at most."""
-    opened = []
+    opened: list[int] = []
     with contextlib.suppress(OSError):
         while len(opened) < limit:
             opened.append(os.open("/dev/null", os.O_RDONLY))
@@ -235,9 +241,9 @@ def try_open_files(limit):
     return len(opened)
 
 
-def try_processes(limit):
+def try_processes(limit: int) -> int:
     """How many processes there could be at a time, ``limit`` at most."""
-    children = []
+    children: list[int] = []
     with contextlib.suppress(OSError):
         while len(children) < limit:
             child = os.fork()
@@ -251,7 +257,7 @@ def try_processes(limit):
     return len(children)
 
 
-def try_memory(each, count):
+def try_memory(each: int, count: int) -> int:
     """How many of ``count`` processes that use ``each`` bytes at the same time were left alive."""
     read, write = os.pipe()
     children = []
@@ -286,7 +292,7 @@ def try_memory(each, count):
     return left
 
 
-def try_cores(seconds):
+def try_cores(seconds: float) -> float:
     """Processor seconds that four busy children got in a second of wall time."""
     children = []
     for _ in range(4):
@@ -306,16 +312,16 @@ def try_cores(seconds):
     return (after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime) / wall
 
 
-def first_process():
+def first_process() -> dict[str, str]:
     """How looking into process 1 goes."""
     looked = {}
     for name in ("mem", "environ", "maps", "fd/0", "cwd", "root/etc/passwd"):
-        looked[name] = outcome(lambda name=name: os.close(os.open(f"/proc/1/{name}", os.O_RDONLY)))
+        looked[name] = outcome(partial(os.open, f"/proc/1/{name}", os.O_RDONLY))
     looked["memory written"] = outcome(lambda: os.close(os.open("/proc/1/mem", os.O_WRONLY)))
     return looked
 
 
-def try_signals():
+def try_signals() -> int:
     """How many signals process 1 was sent; that somebody hears of it is what matters."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -328,7 +334,7 @@ def try_signals():
     return len(sent)
 
 
-def control_groups():
+def control_groups() -> dict[str, list[str]]:
     """The limits that the kernel's control groups show in here, in either version's files."""
     files = {
         "memory": ("memory/memory.limit_in_bytes", "memory.max"),
@@ -345,7 +351,7 @@ def control_groups():
     return found
 
 
-def set_user_ids():
+def set_user_ids() -> list[str]:
     """Programs of the image that run with their owner's rights."""
     found = []
     for folder in ("/bin", "/sbin", "/usr", "/opt", "/lib", "/etc"):
@@ -359,7 +365,7 @@ def set_user_ids():
     return found
 
 
-def look():
+def look() -> dict[str, Any]:
     """Everything that can be seen without doing harm."""
     about = status()
     ids = [*os.getresuid(), *os.getresgid(), *os.getgroups()]
