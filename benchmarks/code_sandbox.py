@@ -24,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -295,17 +295,25 @@ def soak(config: CodeConfig, count: int, console: Console) -> bool:
     with contextlib.closing(docker.from_env(timeout=120)) as client:
         table.add_row(*census(client).row("before"))
         with SandboxPool(config) as pool:
-            futures: list[tuple[str, Future[Outcome]]] = []
+            # Outcomes are counted and dropped as they come, so that this process' memory is the pool's.
+            under_way: deque[tuple[str, Future[Outcome]]] = deque()
+
+            def settle(left: int) -> int:
+                errors = 0
+                while len(under_way) > left:
+                    kind, future = under_way.popleft()
+                    status = future.result().status
+                    found.setdefault(kind, Counter())[status] += 1
+                    errors += (status == "passed") != (kind in {"reference", "program"})
+                return errors
+
             for number, (kind, job) in enumerate(mixture(count)):
-                futures.append((kind, pool.submit(job)))
+                under_way.append((kind, pool.submit(job)))
+                wrong += settle(64)
                 if number == min(200, count // 10):
-                    for _, future in futures:
-                        future.result()
+                    wrong += settle(0)
                     table.add_row(*census(client).row(f"after {number + 1}"))
-            for kind, future in futures:
-                outcome = future.result()
-                found.setdefault(kind, Counter())[outcome.status] += 1
-                wrong += (outcome.status == "passed") != (kind in {"reference", "program"})
+            wrong += settle(0)
             table.add_row(*census(client).row(f"after {count}"))
             counts, started, broken = pool.counts, pool.started, pool.broken()
         table.add_row(*census(client).row("closed"))
