@@ -246,10 +246,13 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
             if other is not None:
                 yield other
         return
+    others: list[Comma] = ["list"] if _LIST_COMMA.search(text) else []
+    if policy.decimal_comma and _DECIMAL_COMMA.fullmatch(text):
+        others.append("decimal")
     try:
         first: Node | None = parse(text)
     except ParseError:
-        if not _LIST_COMMA.search(text):
+        if not others:
             raise
         first = None
     if first is not None:
@@ -259,17 +262,16 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
     slashed = _SLASHED.sub(r"\1(\2)", text) if "/" in text else text
     if slashed != text:
         yield parse(slashed)
-    others: list[Comma] = ["list"] if _LIST_COMMA.search(text) else []
-    if policy.decimal_comma and _DECIMAL_COMMA.fullmatch(text):
-        others.append("decimal")
+    found = first is not None
     for comma in others:
         try:
             other = parse(text, comma)
         except ParseError:
-            if first is None:
+            if not found and comma == others[-1]:
                 raise
             continue
         if other != first:
+            found = True
             yield other
 
 

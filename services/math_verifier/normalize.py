@@ -17,6 +17,8 @@ REMEMBERED: Final = 300
 """Longest text, in characters, whose spelling is remembered: references and common answers recur."""
 MAX_WRAPPERS: Final = 8
 """Braces around a whole answer that are taken off; the parser takes off the rest."""
+NEAR: Final = 40
+"""Characters before a text group in which the value is looked for that it may be the unit of."""
 SUPERSCRIPTS: Final = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ", "0123456789+-=()ni", strict=True))
 SUBSCRIPTS: Final = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙₓ", "0123456789+-nx", strict=True))
 
@@ -101,7 +103,8 @@ _CONNECTIVE: Final = re.compile(
     r"^\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?:so|thus|hence|therefore|then|let|we\s+(?:get|have|find)|since|and)[\s,:]*\}\s*(?=\S)",
     re.I,
 )
-_MARKS: Final = re.compile(r"(?:\s|\\(?:square|blacksquare|checkmark|Box|qed)(?![A-Za-z])|[✓✔■□∎])+$")
+_BLANK_MARKS: Final = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "✓✔■□∎"
+_MARK_END: Final = re.compile(r"\\(?:square|blacksquare|checkmark|Box|qed)$")
 _PLAIN_LEAD: Final = re.compile(
     r"^\s*(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:(?:final|correct|right)\s+)?answer\s*(?:is|:|=)\s*:?\s*(?=\S)",
     re.I,
@@ -114,18 +117,17 @@ _LETTERED: Final = re.compile(
     r"\\(?:text|mbox|textrm|textnormal|textbf)\s*\{(\s*(?:[-+]?[\d$][^{}]{0,80}|[A-Za-z](?:(?:\s*,\s*|\s+)(?:and\s+|or\s+)?[A-Za-z])+)\s*)\}"
 )
 _NUMBER: Final = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?")
-_BOLD: Final = re.compile(r"^\s*(\*\*|__|`+)(.+)\1\s*$", re.S)
+_BOLD: Final = re.compile(r"^\s*(\*\*|__|`{1,3})(.+)\1\s*$", re.S)
 _WS: Final = re.compile(r"\s+")
 _EUROPEAN: Final = re.compile(r"^([^\d]{0,4})(\d{1,3}(?:\.\d{3})+),(\d+)(?!\d)")
 _DOT_THOUSANDS: Final = re.compile(r"^([^\d.]{0,4})(\d{1,3}(?:\.\d{3}){2,})(?![\d.])")
-_TRAILING: Final = re.compile(r"(?:\s|\\\\|\\(?=$|\s)|[;,:](?=$|\s))+$")
 
 
 def unicode_to_tex(text: str) -> str:
     """Unicode mathematics to LaTeX and ASCII."""
     if text.isascii():
         return text
-    text = _MARKS.sub("", text)
+    text = _unmarked(text)
     text = _THIN_GROUPS.sub("", text)
     text = _WIDE_COMMA.sub(",", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
@@ -134,6 +136,14 @@ def unicode_to_tex(text: str) -> str:
     text = _SUPER_RUN.sub(lambda run: _script("^", "".join(SUPERSCRIPTS[c] for c in run[0]), run), text)
     text = _SUB_RUN.sub(lambda run: _script("_", "".join(SUBSCRIPTS[c] for c in run[0]), run), text)
     return unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
+
+
+def _unmarked(text: str) -> str:
+    """Without blanks and end-of-proof marks at the end; one pass for each mark that is a command."""
+    text = text.rstrip(_BLANK_MARKS)
+    while text[-1:].isalpha() and "\\" in text[-12:] and (mark := _MARK_END.search(text, max(0, len(text) - 12))):
+        text = text[: mark.start()].rstrip(_BLANK_MARKS)
+    return text
 
 
 def _script(mark: str, content: str, run: re.Match[str]) -> str:
@@ -184,7 +194,7 @@ def _normalized(text: str) -> str:
         text = text.replace("\\\\[", "\\\\ [")
         text = _DELIMITERS.sub(" ", text)
         text = _FRACTIONS.sub(r"\\frac", text)
-        text = _TEXT_LEAD.sub("", _CONNECTIVE.sub("", _MARKS.sub("", text)))
+        text = _TEXT_LEAD.sub("", _CONNECTIVE.sub("", _unmarked(text)))
         for _ in range(3):
             text, count = _STYLE.subn(_plain_style, text)
             if not count or "\\" not in text:
@@ -199,7 +209,7 @@ def _normalized(text: str) -> str:
     text = _dollars(_APPROXIMATE.sub("", text))
     text = _EUROPEAN.sub(lambda m: m[1] + m[2].replace(".", "") + "." + m[3], text)
     text = _DOT_THOUSANDS.sub(lambda m: m[1] + m[2].replace(".", ""), text)
-    text = _TRAILING.sub("", _WS.sub(" ", text)).strip()
+    text = _WS.sub(" ", text).rstrip(" \\;,:").lstrip()
     text = _ASIDE.sub("", _full_stop(text))
     return _unwrap(text)
 
@@ -226,7 +236,7 @@ def undelimited(text: str) -> str:
 
 def _plain_style(found: re.Match[str]) -> str:
     """Content of a styled group, but a letter set as text behind a number stays text: it is a unit."""
-    before = _GAP_END.sub("", found.string[: found.start()])
+    before = _GAP_END.sub("", found.string[max(0, found.start() - NEAR) : found.start()])
     if not found[1].strip(" ,;.\\$€£¥₹"):
         return f" {found[1]} "
     if (
@@ -242,7 +252,7 @@ def _plain_style(found: re.Match[str]) -> str:
 
 def _lettered(found: re.Match[str]) -> str:
     """Content of a text group that holds a number or letters of choices, unless it stands behind a value."""
-    before = _GAP_END.sub("", found.string[: found.start()])
+    before = _GAP_END.sub("", found.string[max(0, found.start() - NEAR) : found.start()])
     if before[-1:] in _VALUE_ENDS:
         return found[0]
     measured = _MEASURED.fullmatch(found[1])

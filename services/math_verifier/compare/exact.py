@@ -118,6 +118,12 @@ def _integer(node: Node, low: int | None = None) -> int:
     return value.numerator
 
 
+def _whole(value: Fraction) -> int:
+    if value.denominator != 1:
+        raise NotExact
+    return value.numerator
+
+
 def _function(name: str, args: tuple[Node, ...]) -> Fraction:
     match name:
         case "abs":
@@ -150,7 +156,12 @@ def _function(name: str, args: tuple[Node, ...]) -> Fraction:
             modulus = exact(args[1])
             if not modulus:
                 raise NotExact
-            return exact(args[0]) % modulus
+            try:
+                return exact(args[0]) % modulus
+            except NotExact:
+                from math_verifier.compare.modular import residue
+
+                return Fraction(residue(args[0], _whole(modulus)))
         case "root":
             return root(exact(args[0]), _integer(args[1], 1))
         case "log" if len(args) == 2:

@@ -291,6 +291,7 @@ _TRIGONOMETRIC: Final[dict[str, Any]] = {
     "arcsinh": mp.asinh, "arccosh": mp.acosh, "arctanh": mp.atanh,
 }  # fmt: skip
 
+_GROWING: Final = frozenset(("factorial", "factorial2", "binom", "perm", "exp", "sinh", "cosh", "sqrt"))
 _PERIODIC: Final = frozenset(("sin", "cos", "tan", "cot", "sec", "csc"))
 _FLAT_AT_ZERO: Final = frozenset(("cos", "sec", "cosh", "sech", "arccos", "arccot"))
 _FLAT_AT_INFINITY: Final = frozenset(("arctan", "arcsec", "arccsc", "arccot"))
@@ -490,6 +491,7 @@ def _unbounded(a: Node, b: Node) -> Decision:
     finite = [real_value(node) for node in (a, b)]
     giant = a if finite[0] is None else b
     other = finite[1] if finite[0] is None else finite[0]
-    if other is not None and isinstance(giant, Pow | Fn) and not symbols(giant):
+    grows = isinstance(giant, Pow) or (isinstance(giant, Fn) and giant.name in _GROWING)
+    if other is not None and grows and not symbols(giant):
         return no("numeric", "one value is out of all bounds, the other is not")
     return unknown("numeric", "values out of all bounds")

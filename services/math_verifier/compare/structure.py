@@ -10,6 +10,7 @@ from typing import Final
 from math_verifier.compare.decision import Decision, costliest, every, no, yes
 from math_verifier.compare.families import same_family
 from math_verifier.compare.leaf import is_zero, same_value
+from math_verifier.compare.lists import all_whole, key, without_common
 from math_verifier.compare.matrices import unit_vector
 from math_verifier.compare.prepare import prepared
 from math_verifier.compare.realsets import NotReal, Spans, endless, related, to_spans, union, variable
@@ -49,7 +50,6 @@ from math_verifier.parse.ast import (
 from math_verifier.parse.shapes import plain
 from math_verifier.parse.units import dimension
 
-MAX_ITEMS: Final = 200
 _SETS: Final = (Interval, SetOp, Named)
 _ORDERED: Final = frozenset({"tuple", "vector", "bracket"})
 
@@ -298,8 +298,6 @@ def _values(items: Sequence[Node]) -> tuple[tuple[Node, ...], tuple[Node | None,
 
 
 def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
-    if max(len(a.items), len(b.items)) > MAX_ITEMS:
-        return no("structural", "lists too long to compare")
     kinds = {a.kind, b.kind}
     left, left_names = _values(a.items)
     right, right_names = _values(b.items)
@@ -367,7 +365,9 @@ def _unordered(left: Sequence[Node], right: Sequence[Node], policy: MathPolicy) 
     """A one-to-one match in any order."""
     if len(left) != len(right):
         return no("structural", "lists of different lengths")
-    rest = list(right)
+    left, rest = without_common(left, right)
+    if left and all_whole((*left, *rest)):
+        return no("exact", "an item has no counterpart")
     stages: list[str] = []
     doubt: Decision | None = None
     for item in left:
@@ -386,20 +386,32 @@ def _unordered(left: Sequence[Node], right: Sequence[Node], policy: MathPolicy) 
 def _same_set(left: Sequence[Node], right: Sequence[Node], policy: MathPolicy) -> Decision:
     """Every item of each in the other; repetition does not count."""
     stages: list[str] = []
+    whole = all_whole((*left, *right))
     for items, others in ((left, right), (right, left)):
+        known = frozenset(map(key, others))
         for item in items:
-            found = next((decision for decision in _matches(item, others, policy) if decision.equal), None)
+            if key(item) in known:
+                continue
+            if whole:
+                return no("exact", "an item has no counterpart")
+            decisions = list(_matches(item, others, policy))
+            found = next((decision for decision in decisions if decision.equal), None)
             if found is None:
-                return no(costliest(stages), "an item has no counterpart")
+                doubt = next((decision for decision in decisions if decision.equal is None), None)
+                return doubt or no(costliest(stages), "an item has no counterpart")
             stages.append(found.stage)
     return yes(costliest(stages))
 
 
 def _matches(item: Node, others: Sequence[Node], policy: MathPolicy) -> Iterator[Decision]:
+    """Comparisons with each of ``others``, up to the first that is equal."""
     nested = isinstance(item, Seq) and item.kind == "set"
-    return (
-        compare(item, other, policy) for other in others if nested == (isinstance(other, Seq) and other.kind == "set")
-    )
+    for other in others:
+        if nested == (isinstance(other, Seq) and other.kind == "set"):
+            decision = compare(item, other, policy)
+            yield decision
+            if decision.equal:
+                return
 
 
 def _matrices(a: Node, b: Node, policy: MathPolicy) -> Decision:

@@ -404,6 +404,8 @@ class Parser(Atoms):
         if token.kind == "op" and token.text in {"-", "+"}:
             self.take()
             inner = self.expression(UNARY)
+            if token.text == "-" and self.is_op(",") and isinstance(inner, Num) and inner.digits == "0":
+                raise ParseError("minus zero in a list")
             return negate(inner) if token.text == "-" else inner
         if token.kind == "cmd" and token.text in {"pm", "mp"}:
             self.take()

@@ -1,0 +1,35 @@
+"""Items of lists and sets: which are plainly the same, so that long lists need no comparison of all with all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from math_verifier.parse.ast import Node, Num
+
+
+def key(item: Node) -> Fraction | Node:
+    """Equal for equal numbers however written, and for equal trees."""
+    return item.value if isinstance(item, Num) else item
+
+
+def all_whole(items: Iterable[Node]) -> bool:
+    """Whether all are plain whole numbers, for which nothing but being the same counts."""
+    return all(isinstance(item, Num) and item.places is None and item.value.denominator == 1 for item in items)
+
+
+def without_common(left: Sequence[Node], right: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """What is left of both after items that occur in both are taken out, one for one."""
+    common = Counter(map(key, left)) & Counter(map(key, right))
+    rests: list[list[Node]] = []
+    for items in (left, right):
+        count = Counter(common)
+        rest: list[Node] = []
+        for item in items:
+            if count[key(item)] > 0:
+                count[key(item)] -= 1
+            else:
+                rest.append(item)
+        rests.append(rest)
+    return rests[0], rests[1]
