@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from . import frames, values
+from . import foresight, frames, values
 from .encoding import is_plain
 from .judge_peer import JudgePeer
+from .remote import Remote
 from .reporting import FILE, Reporter, classify
 from .values import Json
 
@@ -84,26 +85,35 @@ def run_asserts(channel: frames.Channel, peer: JudgePeer, reporter: Reporter, bo
     channel.receive()
     if body["prelude"]:
         _prelude(space, body["prelude"], body["entry_point"])
-    _run_steps(peer, reporter, space, steps)
+    _run_steps(peer, reporter, space, steps, tree)
 
 
-def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tuple[ast.stmt, types.CodeType]]) -> None:
+def _run_steps(
+    peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tuple[ast.stmt, types.CodeType]], tree: ast.Module
+) -> None:
     asserts = any(isinstance(node, ast.Assert) for node, _ in steps)
-    for node, code in steps:
+    foreseen = 0
+    for number, (node, code) in enumerate(steps):
         heard = peer.calls
 
-        # The body of a class looks up its globals in the dictionary itself, past Space.__missing__.
-        peer.look_up(_names_in_classes(node), space)
+        def prepare(node: ast.stmt = node, number: int = number) -> None:
+            nonlocal foreseen
+            if reporter.stops and number >= foreseen:
+                foreseen = number + _foresee(peer, space, tree, number)
+            # The body of a class looks up its globals in the dictionary itself, past Space.__missing__.
+            peer.look_up(_names_in_classes(node), space)
 
         def run(code: types.CodeType = code) -> None:
             exec(code, space)  # noqa: S102
 
+        started = time.monotonic()
+        status, reason = classify(peer, prepare)
+        if status == "passed":
+            status, reason = classify(peer, run)
         if isinstance(node, ast.Assert):
-            if not reporter.test(lambda: classify(peer, run)):
+            if not reporter.result(status, reason, time.monotonic() - started):
                 return
             continue
-        started = time.monotonic()
-        status, reason = classify(peer, run)
         if status != "passed" or (not asserts and peer.calls > heard):
             took = time.monotonic() - started
             if not reporter.result(status, reason, took) or status != "passed":
@@ -115,6 +125,32 @@ def _run_steps(peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tu
         reporter.done("sandbox_error", "the tests never used the program")
     if not reporter.count:
         reporter.result("passed", "", 0.0)
+
+
+def _foresee(peer: JudgePeer, space: Space, tree: ast.Module, number: int) -> int:
+    """Have the calls done that are certain to come from statement ``number`` on; how many asserts that covers."""
+    node = tree.body[number]
+    checked = foresight.checked_by(node, tree)
+    if checked is not None:
+        name, calls = checked
+        covered = 1
+    else:
+        called = foresight.called_first(node)
+        if called is None:
+            return 0
+        name = called
+        rest = tree.body[number:]
+        calls = foresight.calls_of(rest, name)
+        covered = next((n for n, statement in enumerate(rest) if not isinstance(statement, ast.Assert)), len(rest))
+    if len(calls) < 2 or name in space:
+        return covered
+    try:
+        function = space[name]
+    except KeyError:
+        return covered
+    if type(function) is Remote and function._gristmill_kind == "function":
+        peer.foresee(function, calls)
+    return covered
 
 
 def _names_in_classes(node: ast.stmt) -> list[str]:

@@ -14,6 +14,7 @@ import linecache
 import operator
 import random
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -23,13 +24,15 @@ from . import frames, values
 from .decoding import Decoder
 from .encoding import Encoder
 from .given import Given, GivenIterator
-from .peer import Peer
+from .peer import SEVERAL, Peer
 from .values import Json, Malformed
 
 if TYPE_CHECKING:
     import asyncio
 
 NAME = "candidate"
+SOON_S, SMALL = 0.05, 1 << 20
+FAILED = b'["err"'
 _OPERATORS: dict[str, Callable[..., Any]] = {
     name: getattr(operator, name)
     for name in (
@@ -78,7 +81,25 @@ class CandidatePeer(Peer):
 
     def answer(self, payload: bytes) -> None:
         self._active += 1
-        super().answer(payload)
+        message = values.loads(payload)
+        several = type(message) is list and bool(message) and message[0] == SEVERAL
+        self.hand_over(self._answers(message[1]) if several else self.answer_to(message))
+
+    def _answers(self, requests: list[Json]) -> bytes:
+        """Answers as far as they come soon, are small, and none is an exception: the judge asks for the rest again."""
+        until = time.monotonic() + SOON_S
+        answers: list[bytes] = []
+        size = 0
+        for request in requests:
+            answer = self.answer_to(request)
+            if size + len(answer) > frames.MESSAGE_LIMIT - len(requests) - 2:
+                error = values.Uncarried(f"values of {size + len(answer)} bytes, more than {frames.MESSAGE_LIMIT}")
+                answer = values.dumps(["err", self.describe(Encoder(self.export), error), [], None])
+            answers.append(answer)
+            size += len(answer)
+            if size > SMALL or time.monotonic() > until or answer.startswith(FAILED):
+                break
+        return b"[" + b",".join(answers) + b"]"
 
     def hand_over(self, data: bytes) -> None:
         with self._turn:

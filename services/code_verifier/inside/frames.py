@@ -73,7 +73,7 @@ def pack(kind: int, payload: bytes = b"") -> bytes:
     return HEADER.pack(len(payload), kind) + payload
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Write to a blocking descriptor to the last byte."""
     view = memoryview(data)
     while view:
@@ -87,12 +87,18 @@ class Channel:
         self._fd = fd
         self._splitter = Splitter(BODY_LIMIT)  # the host holds the other child to MESSAGE_LIMIT
         self._ready: list[tuple[int, bytes]] = []
+        self._held = bytearray()
+
+    def hold(self, kind: int, payload: bytes) -> None:
+        """Send a small message together with the next one."""
+        self._held += pack(kind, payload)
 
     def send(self, kind: int, payload: bytes = b"") -> None:
         """Send one message; raises :class:`FrameError` for one that is too large."""
         if len(payload) > MESSAGE_LIMIT:
             raise FrameError(f"a message of {len(payload)} bytes, more than {MESSAGE_LIMIT}")
-        write_all(self._fd, pack(kind, payload))
+        write_all(self._fd, self._held + pack(kind, payload))
+        self._held.clear()
 
     def receive(self) -> tuple[int, bytes]:
         """The next message; raises :class:`EOFError` when the other end is closed."""

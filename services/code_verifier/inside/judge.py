@@ -23,7 +23,7 @@ def main(channel: frames.Channel) -> NoReturn:
     _, payload = channel.receive()
     body = values.loads(payload)
     random.seed(0)
-    reporter = Reporter(channel, body["stop"])
+    reporter = Reporter(channel, body["stop"], waited_for=body["kind"] == "checker")
     if body["kind"] == "checker":
         check_outputs(channel, reporter, body["source"])
     peer = JudgePeer(channel, SPACE)

@@ -15,11 +15,18 @@ FILE = "tests.py"
 
 
 class Reporter:
-    """Sends what is found, test by test."""
+    """Sends what is found, test by test.
 
-    def __init__(self, channel: frames.Channel, stop_at_first_failure: bool) -> None:
+    Args:
+        channel: to the host.
+        stop_at_first_failure: whether a failure is the end.
+        waited_for: whether the host waits for each result before it goes on.
+    """
+
+    def __init__(self, channel: frames.Channel, stop_at_first_failure: bool, waited_for: bool) -> None:
         self._channel = channel
-        self._stop = stop_at_first_failure
+        self._waited_for = waited_for
+        self.stops = stop_at_first_failure
         self.count = 0
 
     def test(self, run: Callable[[], tuple[str, str]]) -> bool:
@@ -30,9 +37,11 @@ class Reporter:
 
     def result(self, status: str, reason: str, seconds: float) -> bool:
         """Report a test; whether to go on."""
-        self._channel.send(frames.TEST, values.dumps([self.count, status, reason[:4000], seconds]))
+        # A good result can go with the next message: one at the end, if not before.
+        tell = self._channel.hold if status == "passed" and not self._waited_for else self._channel.send
+        tell(frames.TEST, values.dumps([self.count, status, reason[:4000], seconds]))
         self.count += 1
-        return status == "passed" or (not self._stop and status not in {"sandbox_error"})
+        return status == "passed" or (not self.stops and status not in {"sandbox_error"})
 
     def done(self, status: str | None = None, reason: str = "") -> NoReturn:
         """The end: a status overrides the tests'."""

@@ -1,0 +1,92 @@
+"""Calls that tests are certain to make, found before they run, so that they cross in one message instead of many.
+
+Only what can make no difference is foreseen: asserts one behind the other, every call of the program's function with
+literal arguments, and around it only comparisons, arithmetic, displays and a few builtins, so that nothing is evaluated
+by turns or left out. The candidate then does the calls in the order of the tests, and each answer is believed or not
+when its call is made: see :meth:`JudgePeer.foresee`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+Arguments = tuple[object, ...]
+
+_PURE = frozenset(
+    kind.__name__
+    for kind in (abs, dict, float, frozenset, int, len, list, max, min, round, set, sorted, str, sum, tuple)
+)
+LIMIT = 200
+"""Calls that are foreseen at most."""
+
+
+def calls_of(statements: Iterable[ast.stmt], name: str) -> list[Arguments]:
+    """Arguments of the calls of ``name`` in the leading statements that are simple asserts."""
+    found: list[Arguments] = []
+    for statement in statements:
+        if isinstance(statement, ast.Pass) or _is_text(statement):
+            continue
+        calls: list[Arguments] = []
+        if not isinstance(statement, ast.Assert) or not _visit(statement.test, name, calls):
+            break
+        if len(found) + len(calls) > LIMIT:
+            break
+        found += calls
+    return found
+
+
+def checked_by(statement: ast.stmt, tree: ast.Module) -> tuple[str, list[Arguments]] | None:
+    """Of a statement ``check(function)``: the function's name, and what a ``check`` of simple asserts calls it with."""
+    match statement:
+        case ast.Expr(ast.Call(ast.Name(check), [ast.Name(target)], [])):
+            pass
+        case _:
+            return None
+    definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == check]
+    if len(definitions) != 1 or definitions[0].decorator_list:
+        return None
+    match definitions[0].args:
+        case ast.arguments([], [ast.arg(parameter)], None, [], [], None, []):
+            return target, calls_of(definitions[0].body, parameter)
+    return None
+
+
+def called_first(statement: ast.stmt) -> str | None:
+    """The one name that an assert calls beside the known builtins."""
+    if not isinstance(statement, ast.Assert):
+        return None
+    nodes = ast.walk(statement.test)
+    names = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)} - _PURE
+    return names.pop() if len(names) == 1 else None
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _visit(node: ast.expr, name: str, calls: list[Arguments]) -> bool:
+    """Collect calls in the order of their evaluation; false where that is not certain."""
+    match node:
+        case ast.Constant():
+            return True
+        case ast.UnaryOp(_, operand):
+            return _visit(operand, name, calls)
+        case ast.BinOp(left, _, right) | ast.Compare(left, [_], [right]):
+            return _visit(left, name, calls) and _visit(right, name, calls)
+        case ast.List(items) | ast.Tuple(items) | ast.Set(items):
+            return all(_visit(item, name, calls) for item in items)
+        case ast.Dict(keys, items):
+            pairs = zip(keys, items, strict=True)
+            return all(k is not None and _visit(k, name, calls) and _visit(v, name, calls) for k, v in pairs)
+        case ast.Subscript(value, key):
+            return _visit(value, name, calls) and _visit(key, name, calls)
+        case ast.Call(ast.Name(function), arguments, []) if function == name:
+            try:
+                calls.append(tuple(ast.literal_eval(argument) for argument in arguments))
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                return False
+            return True
+        case ast.Call(ast.Name(function), arguments, []) if function in _PURE:
+            return all(_visit(argument, name, calls) for argument in arguments)
+    return False
