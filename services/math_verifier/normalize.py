@@ -71,7 +71,7 @@ _SUB_RUN: Final = re.compile("[" + "".join(SUBSCRIPTS) + "]+")
 _THIN: Final = "\u2009\u202f\u00a0\u2007\u2008\u200a\u2006"
 _THIN_GROUPS: Final = re.compile(rf"(?<=\d)[{_THIN}](?=\d{{3}}(?!\d))")
 _TEX_GROUPS: Final = re.compile(r"(?<=\d)(?:\\,|\\ |\\;|\\:|~|\{\\,\}|\\thinspace ?)(?=\d{3}(?!\d))")
-_BRACED_COMMA: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\{,\\!\}|\\!,)\s*(?=\d{3}(?!\d))")
+_BRACED_COMMA: Final = re.compile(r"(?<=\d)(?:\s?\{\s*,\s*\}|,\\!|\{,\\!\}|\\!,)\s*(?=\d{3}(?!\d))")
 _BRACED_DECIMAL: Final = re.compile(r"(?<=\d)\{,\}(?=\d)")
 _APOSTROPHES: Final = re.compile(r"(?<=\d)'(?=\d{3}(?!\d))")
 _SIZES: Final = re.compile(
@@ -90,6 +90,8 @@ _TAGS: Final = re.compile(r"</?(?:b|i|em|strong|u|span|p|br)\s*/?>", re.I)
 _ESCAPED_TWICE: Final = re.compile(
     r"\\\\(?=(?:[dt]?frac|sqrt|boxed|text|mathrm|mathbf|left|right|cdot|times|pi|infty|le|ge|pm|cup|circ)(?![A-Za-z]))"
 )
+_TWICE: Final = re.compile(r"(?<!\\)\\\\begin(?![A-Za-z])")
+_ONCE: Final = re.compile(r"(?<!\\)\\(?:\\\\)*(?=[A-Za-z])")
 _STYLE: Final = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|mathnormal|vec|overrightarrow|underline|mathopen|mathclose|mathord|"
     r"mathbin|mathrel|ensuremath|text|textbf|textit|textrm|mathrm|mbox|textnormal|emph|hbox)"
@@ -177,8 +179,11 @@ def _normalized(text: str) -> str:
     text = unquote(text)
     if "<" in text:
         text = _TAGS.sub("", text)
-    if "\\\\" in text and "\\begin" not in text:
-        text = _ESCAPED_TWICE.sub(r"\\", text)
+    if "\\\\" in text:
+        if "\\begin" not in text:
+            text = _ESCAPED_TWICE.sub(r"\\", text)
+        elif _TWICE.search(text) and not _ONCE.search(text):
+            text = text.replace("\\\\", "\\")
     text = _HTML.sub(lambda m: ("^" if m[1] == "sup" else "_") + "{" + m[2] + "}", text)
     text = _BRACED_COMMA.sub("", text)
     text = _BRACED_DECIMAL.sub(".", text)

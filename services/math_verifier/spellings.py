@@ -88,6 +88,8 @@ _RULES: Final = (
     _rule("\\ratio", r"\\ratio(?![A-Za-z])", ":"),
     _rule(".", r"\b(sq|cu|in|ft|yd|hrs?|mins?|secs?|lbs?|oz)\.(?=\s|$|\})", r"\1"),
     _rule("/", rf"(?<=[\d}}])\s*({_OVER})$", r" \\text{\1}"),
+    _rule("or", r"(?<=[\d)\]}])(or)(?=[A-Za-z(]\s*[\d(=_<>^\\])", r" \1 "),
+    _rule("and", r"(?<=[\d)\]}])and(?=[A-Za-z(]\s*[\d(=_<>^\\])", " and "),
     _rule("point", r"^(?:the\s+)?(?:points?|ordered\s+pairs?)\s+(?=[(\\])", "", re.I),
     _rule(":=", r":=", "="),
     _rule("\\", r"\\([RNZQC])(?![A-Za-z])", r"\\mathbb{\1}"),

@@ -10,7 +10,10 @@ from math_verifier.compare.decision import Decision, no, unknown, yes
 from math_verifier.compare.exact import NotExact, exact
 from math_verifier.compare.numeric import Unbounded, Unsupported, evaluate, probe, real_value
 from math_verifier.config import MathPolicy
-from math_verifier.parse.ast import INFINITY, Add, Big, Const, Mul, Node, Num, map_children, symbols
+from math_verifier.parse.ast import INFINITY, MINUS_ONE, Add, Big, Const, Mul, Node, Num, Pow, map_children, symbols
+from math_verifier.parse.tokens import MAX_EXPONENT
+
+_TEN = Num(Fraction(10), None, "10")
 
 NOISE_DIGITS = 15
 MOST_NOISE_DIGITS = 19
@@ -19,6 +22,7 @@ MOST_NOISE_DIGITS = 19
 
 def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
     """Whether two expressions have the same value."""
+    a, b = _one_literal(a), _one_literal(b)
     left, right = _exact(a), _exact(b)
     if policy.decimal_tolerance and _decimal(a, b) and (left is None or left != right):
         return _tolerated(a, b, policy.decimal_tolerance)
@@ -45,6 +49,22 @@ def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
         return yes("structural")
     last = _symbolic(a, b)
     return last if last.equal is not None else unknown("symbolic", decision.reason)
+
+
+def _one_literal(node: Node) -> Node:
+    r"""``2.5 \times 10^{-3}`` as the decimal that it is, with the digits it shows."""
+    if not isinstance(node, Mul):
+        return node
+    sign, rest = (-1, node.factors[1:]) if node.factors[0] == MINUS_ONE else (1, node.factors)
+    if len(rest) != 2:
+        return node
+    number, power = rest
+    if not (isinstance(number, Num) and number.places and isinstance(power, Pow) and power.base == _TEN):
+        return node
+    if not isinstance(power.exp, Num) or power.exp.value.denominator != 1 or abs(power.exp.value) > MAX_EXPONENT:
+        return node
+    exponent = power.exp.value.numerator
+    return Num(sign * number.value * Fraction(10) ** exponent, max(0, number.places - exponent) or None)
 
 
 def endless(node: Node) -> int:

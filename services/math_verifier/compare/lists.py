@@ -14,6 +14,20 @@ def key(item: Node) -> Fraction | Node:
     return item.value if isinstance(item, Num) else item
 
 
+def assignments(names: Sequence[Node | None], values: Sequence[Node]) -> list[dict[Node, Node]] | None:
+    """``p = 5, q = 2, p = 7, q = 2`` as one group for each time the names come round; None for other lists."""
+    size = next((place for place in range(1, len(names)) if names[place] == names[0]), 0)
+    if size < 2 or len(names) % size or None in names or len(set(names[:size])) < size:
+        return None
+    groups: list[dict[Node, Node]] = []
+    for start in range(0, len(names), size):
+        group = {name: value for name, value in zip(names[start:], values[start : start + size], strict=False) if name}
+        if set(group) != set(names[:size]):
+            return None
+        groups.append(group)
+    return groups
+
+
 def all_whole(items: Iterable[Node]) -> bool:
     """Whether all are plain whole numbers, for which nothing but being the same counts."""
     return all(isinstance(item, Num) and item.places is None and item.value.denominator == 1 for item in items)

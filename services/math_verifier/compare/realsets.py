@@ -15,6 +15,7 @@ from math_verifier.compare.relations import FLIP, moved
 from math_verifier.parse.ast import (  # fmt: skip
     INFINITY,
     ZERO,
+    Apply,
     Const,
     Fn,
     Interval,
@@ -29,6 +30,7 @@ from math_verifier.parse.ast import (  # fmt: skip
     SetOp,
     Sym,
     integer,
+    map_children,
     negate,
     symbols,
 )
@@ -95,9 +97,22 @@ def same(a: End, b: End) -> bool:
 
 
 def variable(node: Node) -> str | None:
-    """The one variable that relations in ``node`` speak of."""
-    names = symbols(node.condition if isinstance(node, SetBuilder) else node)
+    """The one variable that relations in ``node`` speak of, or the one value of a function: ``f(x)``."""
+    names = symbols(_bare_calls(node.condition if isinstance(node, SetBuilder) else node))
     return next(iter(names)) if len(names) == 1 else None
+
+
+def _bare_calls(node: Node) -> Node:
+    """``0 < f(x) < 1`` with one letter for ``f(x)``; unchanged where ``x`` stands elsewhere too."""
+    if not any(isinstance(part, Apply) for part in node.walk()):
+        return node
+    return _without_calls(node)
+
+
+def _without_calls(node: Node) -> Node:
+    if isinstance(node, Apply):
+        return Sym(repr(node))
+    return map_children(node, _without_calls)
 
 
 def to_spans(node: Node) -> Spans:
@@ -201,8 +216,9 @@ def _span(low: End, high: End, low_open: bool, high_open: bool) -> Spans:
 
 
 def _relation(node: Rel) -> Spans:
-    if len(node.ops) == 1 and isinstance(node.terms[0], Fn) and node.terms[0].name == "abs":
-        return _absolute(node.terms[0].args[0], node.ops[0], node.terms[1])
+    bare = _bare_calls(node)
+    assert isinstance(bare, Rel)
+    node = bare
     result = REALS
     for left, op, right in zip(node.terms, node.ops, node.terms[1:], strict=False):
         if op in {"in", "notin"}:
@@ -211,7 +227,11 @@ def _relation(node: Rel) -> Spans:
                 result = intersection(result, inner if op == "in" else difference(REALS, inner))
                 continue
             raise NotReal
-        if isinstance(right, Sym) and not symbols(left):
+        if isinstance(left, Fn) and left.name == "abs" and not symbols(right):
+            result = intersection(result, _absolute(left.args[0], op, right))
+        elif isinstance(right, Fn) and right.name == "abs" and not symbols(left):
+            result = intersection(result, _absolute(right.args[0], FLIP.get(op, op), left))
+        elif isinstance(right, Sym) and not symbols(left):
             flipped = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(op, op)
             result = intersection(result, _bound(flipped, end(left)))
         elif isinstance(left, Sym) and not symbols(right):
@@ -222,9 +242,11 @@ def _relation(node: Rel) -> Spans:
 
 
 def _absolute(inner: Node, op: str, bound: Node) -> Spans:
-    """``|u| < c`` and its kin, for a positive constant c."""
-    if less(end(bound), _ZERO) or op not in {"<", "<=", ">", ">="}:
+    """``|u| < c`` and its kin, for a constant c."""
+    if op not in {"<", "<=", ">", ">="}:
         raise NotReal
+    if less(end(bound), _ZERO):
+        return () if op in {"<", "<="} else REALS
     if op in {"<", "<="}:
         return to_spans(Logic("and", (Rel((op,), (inner, bound)), Rel((FLIP[op],), (inner, negate(bound))))))
     return to_spans(Logic("or", (Rel((op,), (inner, bound)), Rel((FLIP[op],), (inner, negate(bound))))))

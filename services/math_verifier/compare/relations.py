@@ -64,6 +64,8 @@ def _letter(node: Node) -> bool:
     """A letter that is no unknown, or one over it: ``a/b`` names a quotient, ``x/y`` is part of an equation."""
     if isinstance(node, Pow) and node.exp == MINUS_ONE:
         node = node.base
+        if isinstance(node, Mul):
+            return all(_letter(factor) for factor in node.factors)
     return isinstance(node, Sym) and node.name[:1] not in _OPAQUE
 
 
@@ -74,7 +76,7 @@ def _call_like(node: Mul) -> bool:
     head, argument = node.factors
     return (
         isinstance(head, Sym)
-        and head.name.lower() in {"p", "s", "a", "v", "t", "q", "r", "u", "n", "e", "k", "l"}
+        and head.name.lower() in {"p", "s", "a", "v", "t", "q", "r", "u", "n", "e", "k", "l", "w"}
         and not isinstance(argument, Pow)
     )
 
@@ -86,9 +88,11 @@ def statement_value(node: Node) -> Node | None:
     *front, last = node.terms
     if node.ops[-1] == "=>" and isinstance(last, Node):
         return last
-    if len(front) == 1 and is_name(last) and not is_name(front[0]) and not symbols(front[0]):
-        return front[0]
-    if is_name(front[0]) or all(not symbols(term) and not isinstance(term, Text) for term in front):
+    if is_name(last) and not is_name(front[0]) and not any(symbols(term) or isinstance(term, Text) for term in front):
+        return front[-1]
+    if is_name(front[0]):
+        return last
+    if not symbols(last) and all(not symbols(term) and not isinstance(term, Text) for term in front):
         return last
     if any(is_name(term) for term in front) and not symbols(last):
         return last
@@ -110,13 +114,23 @@ def base_name(name: Node | None) -> Node | None:
     return Sym(name.name.partition("_")[0]) if isinstance(name, Sym) else name
 
 
+def _call(node: Node) -> Apply | None:
+    """``P(x)``, which the grammar reads as a product, as a call; None for what is neither."""
+    if isinstance(node, Mul) and _call_like(node):
+        head, argument = node.factors
+        return Apply(head.name, (argument,)) if isinstance(head, Sym) and isinstance(argument, Sym) else None
+    return node if isinstance(node, Apply) else None
+
+
 def aliased(one: Node, two: Node, first: Node, second: Node) -> Node | None:
     """``second`` in the letters of ``first``, where ``one = first`` and ``two = second`` define functions under
     different names: ``y = 2x``, ``f(x) = 2x``, ``g(t) = 2t``; None where the names are not just names."""
-    if isinstance(one, Apply) and isinstance(two, Apply):
-        if len(one.args) != len(two.args):
+    call, other_call = _call(one), _call(two)
+    if call is not None and other_call is not None:
+        sure = isinstance(one, Apply) and isinstance(two, Apply)
+        if len(call.args) != len(other_call.args) or not (sure or call.name.casefold() == other_call.name.casefold()):
             return None
-        for own, other in zip(one.args, two.args, strict=True):
+        for own, other in zip(call.args, other_call.args, strict=True):
             if own == other:
                 continue
             if not (isinstance(own, Sym) and isinstance(other, Sym)) or own.name in symbols(second):
@@ -195,6 +209,8 @@ def same_relation(a: Rel, b: Rel) -> Decision:
         return no("structural", "different relations") if op_a != op_b else unknown("structural", f"relation {op_a}")
     if op_b not in {op_a, FLIP[op_a]}:
         return no("structural", "different relations")
+    if a.terms == b.terms[::-1] and op_b == FLIP[op_a]:
+        return yes("structural")
     same, sign = proportional(moved(a), moved(b))
     if same is None:
         return unknown("numeric", "the relation cannot be evaluated")

@@ -10,7 +10,7 @@ from typing import Final
 from math_verifier.compare.decision import Decision, costliest, every, no, yes
 from math_verifier.compare.families import same_family
 from math_verifier.compare.leaf import is_zero, same_value
-from math_verifier.compare.lists import all_whole, key, without_common
+from math_verifier.compare.lists import all_whole, assignments, key, without_common
 from math_verifier.compare.matrices import unit_vector
 from math_verifier.compare.prepare import prepared
 from math_verifier.compare.realsets import NotReal, Spans, endless, related, to_spans, union, variable
@@ -212,6 +212,11 @@ def _sets(a: Node, b: Node, policy: MathPolicy) -> Decision:
         if _openness(a) != _openness(b):
             return no("structural", "one interval has an endpoint that the other lacks")
         return every((compare(a.low, b.low, policy), compare(a.high, b.high, policy)))
+    if isinstance(a, Interval) and isinstance(b, Matrix):
+        cells = [cell for row in b.rows for cell in row]
+        if a.low_open or a.high_open or len(cells) != 2:
+            return no("structural", "an interval against a matrix")
+        return every((compare(a.low, cells[0], policy), compare(a.high, cells[1], policy)))
     if isinstance(a, Named) and isinstance(b, Named):
         return no("structural", "different sets")
     try:
@@ -301,11 +306,17 @@ def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
     kinds = {a.kind, b.kind}
     left, left_names = _values(a.items)
     right, right_names = _values(b.items)
+    if kinds <= {"list", "set"}:
+        groups = assignments(left_names, left), assignments(right_names, right)
+        if groups[0] or groups[1]:
+            return _groups(a, groups[0], b, groups[1], policy)
     if "set" in kinds:
         if kinds & _ORDERED:
             return no("structural", "a set against an ordered list")
         return _same_set(left, right, policy)
     if len(left) != len(right):
+        if all(isinstance(item, Seq) and item.kind in _ORDERED for item in (*left, *right)):
+            return _same_set(left, right, policy)
         return no("structural", "lists of different lengths")
     if a.kind == b.kind == "list" and None not in left_names and None not in right_names:
         return _named(left_names, left, right_names, right, policy)
@@ -322,6 +333,27 @@ def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
     ):
         return every(compare(one, two, policy) for one, two in zip(left, right, strict=True))
     return _unordered(left, right, policy)
+
+
+def _groups(
+    a: Seq, left: list[dict[Node, Node]] | None, b: Seq, right: list[dict[Node, Node]] | None, policy: MathPolicy
+) -> Decision:
+    """``p = 5, q = 2, p = 7, q = 2`` against the same, or against ``(5, 2), (7, 2)`` or ``5, 2, 7, 2``."""
+    if left and right:
+        if set(left[0]) != set(right[0]):
+            return no("structural", "different names")
+        order = list(left[0])
+        sides = [[Seq(tuple(group[name] for name in order), "tuple") for group in groups] for groups in (left, right)]
+        return _same_set(sides[0], sides[1], policy)
+    groups, other = (left, b) if left else (right, a)
+    assert groups is not None
+    tuples = [Seq(tuple(group.values()), "tuple") for group in groups]
+    if all(isinstance(item, Seq) for item in other.items):
+        return _same_set(tuples, other.items, policy)
+    flat = [value for group in tuples for value in group.items]
+    if len(flat) != len(other.items):
+        return no("structural", "lists of different lengths")
+    return every(compare(one, two, policy) for one, two in zip(flat, other.items, strict=True))
 
 
 def _repeats(names: Sequence[Node | None]) -> bool:
@@ -353,6 +385,11 @@ def _named(
         return every(compare(value, b[name], policy) for name, value in a.items())
     bases = [{base_name(name) for name in names} for names in (a, b)]
     if bases[0] != bases[1]:
+        one, two = left_names[0], right_names[0]
+        if len(bases[0]) == len(bases[1]) == 1 and one is not None and two is not None:
+            renamed = [aliased(one, two, left[0], value) for value in right]
+            if None not in renamed:
+                return _unordered(left, [value for value in renamed if value is not None], policy)
         return no("structural", "different names")
     if len(bases[0]) == 1:
         return _unordered(left, right, policy)
@@ -424,8 +461,6 @@ def _matrices(a: Node, b: Node, policy: MathPolicy) -> Decision:
     vector = unit_vector(b, len(a.rows)) if len(a.rows[0]) == 1 else None
     if vector is not None:
         return every(compare(row[0], item, policy) for row, item in zip(a.rows, vector, strict=True))
-    if isinstance(b, Interval) and len(a.rows) == 1 and len(a.rows[0]) == 2 and not (b.low_open or b.high_open):
-        return every((compare(a.rows[0][0], b.low, policy), compare(a.rows[0][1], b.high, policy)))
     if not isinstance(b, Matrix):
         if len(a.rows) == len(a.rows[0]) == 1:
             return compare(a.rows[0][0], b, policy)

@@ -118,7 +118,10 @@ def symbolic(a: Node, b: Node) -> Decision:
         if not (left.is_finite is not False and right.is_finite is not False):
             return no("symbolic", "an infinite value")
         difference = sympy.simplify(left - right)
-        for name in _antiderivative(a) | _antiderivative(b):
+        unknowns = _antiderivative(a) | _antiderivative(b)
+        if unknowns and difference != 0:
+            difference = difference.replace(_log_of_modulus, lambda part: sympy.log(part.args[0].args[0]))
+        for name in unknowns:
             difference = sympy.simplify(sympy.diff(difference, sympy.Symbol(name, real=True)))
         if difference == 0:
             return yes("symbolic")
@@ -140,6 +143,11 @@ def symbolic(a: Node, b: Node) -> Decision:
     if found is None:
         return unknown("symbolic", "SymPy cannot tell")
     return yes("symbolic") if found else no("symbolic", "the difference is not zero")
+
+
+def _log_of_modulus(part: Any) -> bool:
+    """``log |u|``, which has the derivative of ``log u``."""
+    return isinstance(part, sympy.log) and isinstance(part.args[0], sympy.Abs)
 
 
 def _antiderivative(node: Node) -> set[str]:

@@ -199,16 +199,16 @@ class Atoms(Cursor):
 
     def group(self) -> Node:
         self.expect("{")
-        bars, self.bars = self.bars, 0
+        state, self.bars, self.givens = (self.bars, self.givens), 0, False
         items, joint = self.items(("}",))
-        self.bars = bars
+        self.bars, self.givens = state
         self.expect("}")
         if not items:
             raise ParseError("an empty group")
         return joined(items, joint)
 
     def bracket(self, opener: str) -> Node:
-        bars, self.bars = self.bars, 0
+        state, self.bars, self.givens = (self.bars, self.givens), 0, True
         ratios, self.ratios = self.ratios, opener != "\\{"
         if opener == "(" and self.is_cmd("text"):
             self.take()
@@ -217,13 +217,13 @@ class Atoms(Cursor):
             self.take()
             conditions, how = self.items(("\\}",))
             self.expect("\\}")
-            self.bars, self.ratios = bars, ratios
+            (self.bars, self.givens), self.ratios = state, ratios
             return SetBuilder(joined(items, joint), joined(conditions, how))
         if opener == "(" and len(items) == 1 and (self.is_op("|") or self.is_cmd("mid")):
             self.take()
             given, how = self.items((")",))
             items = [Apply("|", (items[0], joined(given, how)))]
-        self.bars, self.ratios = bars, ratios
+        (self.bars, self.givens), self.ratios = state, ratios
         closer = self.take()
         if closer.kind != "op" or closer.text not in {")", "]", "\\}"}:
             raise ParseError(f"{opener!r} is never closed")
@@ -465,9 +465,9 @@ class Atoms(Cursor):
     def function_arguments(self) -> tuple[Node, ...]:
         """Arguments in brackets, or the product that follows: ``\\sin 2x``."""
         if self.accept("("):
-            bars, self.bars = self.bars, 0
+            state, self.bars, self.givens = (self.bars, self.givens), 0, False
             items, _ = self.items((")",))
-            self.bars = bars
+            self.bars, self.givens = state
             self.expect(")")
             if not items:
                 raise ParseError("a function of nothing")

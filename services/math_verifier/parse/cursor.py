@@ -15,13 +15,17 @@ MAX_DEPTH: Final = 120
 
 
 class Cursor:
-    """A position in the tokens, with the state that decides what ``|`` and ``:`` mean."""
+    """A position in the tokens, with the state that decides what ``|`` and ``:`` mean.
+
+    Where ``givens`` is set, a bar that opens no absolute value may come before a condition: ``{x | x > 3}``.
+    """
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
         self.at = 0
         self.depth = 0
         self.bars = 0
+        self.givens = False
         self.ratios = True
         self.integrals = 0
 

@@ -181,8 +181,9 @@ class Parser(Atoms):
             return self.modulo(left) if power <= MOD else None
         if (token.kind in {"cmd", "word"}) and name in {"bmod", "mod", "pmod"}:
             return self.modulo(left) if power <= MOD else None
-        if token.kind == "op" and name == "|" and power <= SETS and self.bars == 0 and self.depth > 1:
-            return None
+        if token.kind == "op" and name == "|" and power <= SETS and self.bars == 0 and self.givens:
+            beside = isinstance(left, Fn) and left.name == "abs" and not token.spaced
+            return self.implicit(left, power) if beside else None
         return self.implicit(left, power)
 
     def relation(self) -> str | None:
@@ -304,7 +305,7 @@ class Parser(Atoms):
             return mixed
         if token.kind == "num" and isinstance(left, Quantity):
             return self.compound(left)
-        if token.kind == "num" and isinstance(left, Num):
+        if token.kind == "num" and isinstance(left, Num) and self.tokens[self.at - 1].text != ")":
             raise ParseError("two numbers side by side")
         right = self.expression(IMPLICIT + 1)
         return multiply(grouped(left), grouped(right))
@@ -314,7 +315,9 @@ class Parser(Atoms):
         if isinstance(left, Mul) and len(left.factors) == 2 and left.factors[0] == MINUS_ONE:
             inner = self.mixed(left.factors[1])
             return negate(inner) if inner is not None else None
-        if not (isinstance(left, Num) and left.places is None and left.value.denominator == 1):
+        before = self.tokens[self.at - 1]
+        written = before.kind == "num" or before.text == "}"
+        if not (written and isinstance(left, Num) and left.places is None and left.value.denominator == 1):
             return None
         start = self.at
         token = self.now
@@ -329,7 +332,7 @@ class Parser(Atoms):
                 raise ParseError("an improper fraction in a mixed number")
         else:
             return None
-        if isinstance(part, Num) and part.value > 0 and part.places is None and left.digits:
+        if isinstance(part, Num) and part.places is None and (part.value > 0 or token.kind == "num"):
             if part.value >= 1:
                 raise ParseError("an improper fraction in a mixed number")
             return Num(left.value + part.value)
