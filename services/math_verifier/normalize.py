@@ -11,7 +11,7 @@ import unicodedata
 from functools import lru_cache
 from typing import Final
 
-from math_verifier.spellings import open_brace, respell, unquote
+from math_verifier.spellings import english_unit, open_brace, respell, unquote
 
 REMEMBERED: Final = 300
 """Longest text, in characters, whose spelling is remembered: references and common answers recur."""
@@ -129,7 +129,7 @@ def unicode_to_tex(text: str) -> str:
     """Unicode mathematics to LaTeX and ASCII."""
     if text.isascii():
         return text
-    text = _unmarked(text)
+    text = english_unit(_unmarked(text))
     text = _THIN_GROUPS.sub("", text)
     text = _WIDE_COMMA.sub(",", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)

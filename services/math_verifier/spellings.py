@@ -131,6 +131,14 @@ _RULES: Final = (
     _rule("Rs", r"^Rs\.?\s*(?=\d)", "₹"),
     _rule("\\$", r"^([-+]?[\d.,]+)\s*\\\$$", r"\\$\1"),
 )  # fmt: skip
+_HAN_UNIT: Final = re.compile("(?<=[\\d}])\\s*([\u4e00-\u9fff]{1,6})[\u3002.]?$")
+_HAN_UNITS: Final = {
+    "美元": "dollars", "元": "\\text{yuan}", "人民币": "\\text{yuan}", "欧元": "euros", "厘米": "cm", "毫米": "mm",
+    "米": "meters", "公里": "km", "千米": "km", "公斤": "kg", "千克": "kg", "克": "grams", "小时": "hours",
+    "分钟": "minutes", "秒": "seconds", "天": "days", "度": "degrees", "平方厘米": "cm^2", "平方米": "m^2",
+    "立方厘米": "cm^3", "升": "liters", "毫升": "ml",
+}  # fmt: skip
+_HAN_SCALES: Final = frozenset("十百千万亿兆億萬半成折分零一二三四五六七八九点")
 _SIGN_BEHIND: Final = re.compile(r"^([-+]?[\d.,\s]+?)\s*([€£¥₹])$")
 _QUOTED: Final = re.compile(r"""^\s*(["'])(?=\S)([^"']*)\1\s*$""")
 _STARRED: Final = re.compile(r"^\s*\*(?=[^\s*])([^*]+)(?<=\S)\*\s*$")
@@ -147,6 +155,14 @@ def respell(text: str) -> str:
     if not text.isascii():
         text = _SIGN_BEHIND.sub(r"\2\1", text)
     return text
+
+
+def english_unit(text: str) -> str:
+    """A Chinese unit behind a number in English; one without a name here goes, but not what scales the number."""
+    found = _HAN_UNIT.search(text, max(0, len(text) - 20))
+    if not found or (found[1] not in _HAN_UNITS and _HAN_SCALES.intersection(found[1])):
+        return text
+    return f"{text[: found.start()]} {_HAN_UNITS.get(found[1], '')}".rstrip()
 
 
 def unquote(text: str) -> str:
