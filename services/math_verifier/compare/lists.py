@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from math_verifier.parse.ast import Node, Num
+from math_verifier.parse.ast import Node, Num, Sym
 
 
 def key(item: Node) -> Fraction | Node:
@@ -26,6 +26,15 @@ def assignments(names: Sequence[Node | None], values: Sequence[Node]) -> list[di
             return None
         groups.append(group)
     return groups
+
+
+def in_order(names: Sequence[Node | None], values: tuple[Node, ...]) -> tuple[Node, ...]:
+    """``y = 2, x = 1`` in the order of a pair: by name, where the names are neighbours in the alphabet."""
+    letters = [name.name for name in names if isinstance(name, Sym) and len(name.name) == 1]
+    ordered = sorted(letters)
+    if len(letters) != len(values) or [ord(letter) - ord(ordered[0]) for letter in ordered] != list(range(len(values))):
+        return values
+    return tuple(value for _, value in sorted(zip(letters, values, strict=True), key=lambda pair: pair[0]))
 
 
 def all_whole(items: Iterable[Node]) -> bool:

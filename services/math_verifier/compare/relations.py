@@ -34,6 +34,8 @@ from math_verifier.parse.ast import (
 FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!=", "~": "~"}
 _ALIAS = re.compile(r"[A-Za-z](?:_[a-z])?")
 _OPAQUE = frozenset("xyz")
+_ARGUMENTS = frozenset("xyztnk")
+"""Letters that arguments of a polynomial or a sequence have: ``P(A)`` is the probability of some event."""
 
 
 def is_name(node: Node) -> bool:
@@ -130,6 +132,10 @@ def aliased(one: Node, two: Node, first: Node, second: Node) -> Node | None:
         sure = isinstance(one, Apply) and isinstance(two, Apply)
         if len(call.args) != len(other_call.args) or not (sure or call.name.casefold() == other_call.name.casefold()):
             return None
+        if not sure and any(
+            isinstance(arg, Sym) and arg.name not in _ARGUMENTS for arg in (*call.args, *other_call.args)
+        ):
+            return None
         for own, other in zip(call.args, other_call.args, strict=True):
             if own == other:
                 continue
@@ -148,6 +154,18 @@ def aliased(one: Node, two: Node, first: Node, second: Node) -> Node | None:
     if bases & {name.partition("_")[0] for name in symbols(first) | symbols(second)}:
         return None
     return second
+
+
+def coordinates(node: Node) -> Seq | None:
+    """``(x, y) = (1, 2)`` as ``x = 1, y = 2``; None for anything else."""
+    if not (isinstance(node, Rel) and node.ops == ("=",)):
+        return None
+    left, right = node.terms
+    if not (isinstance(left, Seq) and isinstance(right, Seq) and left.kind == right.kind == "tuple"):
+        return None
+    if len(left.items) != len(right.items) or not all(isinstance(item, Sym) for item in left.items):
+        return None
+    return Seq(tuple(Rel(("=",), pair) for pair in zip(left.items, right.items, strict=True)), "list")
 
 
 def value_before_rounding(node: Rel) -> Node | None:

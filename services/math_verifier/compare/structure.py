@@ -10,7 +10,7 @@ from typing import Final
 from math_verifier.compare.decision import Decision, costliest, every, no, yes
 from math_verifier.compare.families import same_family
 from math_verifier.compare.leaf import is_zero, same_value
-from math_verifier.compare.lists import all_whole, assignments, key, without_common
+from math_verifier.compare.lists import all_whole, assignments, in_order, key, without_common
 from math_verifier.compare.matrices import unit_vector
 from math_verifier.compare.prepare import prepared
 from math_verifier.compare.realsets import NotReal, Spans, endless, related, to_spans, union, variable
@@ -18,6 +18,7 @@ from math_verifier.compare.relations import (
     aliased,
     base_name,
     consistent,
+    coordinates,
     same_relation,
     statement_name,
     statement_value,
@@ -62,12 +63,20 @@ def compare(a: Node, b: Node, policy: MathPolicy) -> Decision:
         family = same_family(a, b, policy)
         if family is not None:
             return family
+    a, b = _by_name(a, b), _by_name(b, a)
     a, b = prepared(a), prepared(b)
     if a == b:
         return yes("structural")
     if _rank(b) < _rank(a):
         a, b = b, a
     return _RULES[_rank(a)](a, b, policy)
+
+
+def _by_name(node: Node, other: Node) -> Node:
+    """``(x, y) = (1, 2)`` as ``x = 1, y = 2`` where the other side has names too, perhaps in another order."""
+    if isinstance(other, Rel) or (isinstance(other, Seq) and all(isinstance(item, Rel) for item in other.items)):
+        return coordinates(node) or node
+    return node
 
 
 def _rank(node: Node) -> int:
@@ -100,6 +109,9 @@ def _singles(a: Node, b: Node, policy: MathPolicy) -> Decision:
     """A list or set of one against anything but text and statements."""
     assert isinstance(a, Seq)
     if isinstance(b, Seq):
+        only = a.items[0]
+        if b.kind in _ORDERED and isinstance(only, Seq) and only.kind in _ORDERED:
+            return compare(only, b, policy)
         return _sequences(a, b, policy)
     return _sets(a, b, policy) if isinstance(b, _SETS) else compare(a.items[0], b, policy)
 
@@ -193,6 +205,8 @@ def _two_statements(a: Node, b: Node, policy: MathPolicy) -> Decision:
             decision = every(compare(one, two, policy) for one, two in zip(a.terms, b.terms, strict=True))
             if decision.equal:
                 return decision
+        if {a.ops, b.ops} == {("in",), ("=",)} and a.terms[0] == b.terms[0]:
+            return compare(a.terms[1], b.terms[1], policy)
         for one, two in ((a, b), (b, a)):
             value = statement_value(one)
             if value is not None and statement_name(one) is None and statement_value(two) is not None:
@@ -306,6 +320,8 @@ def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
     kinds = {a.kind, b.kind}
     left, left_names = _values(a.items)
     right, right_names = _values(b.items)
+    if (None in left_names) != (None in right_names):
+        left, right = in_order(left_names, left), in_order(right_names, right)
     if kinds <= {"list", "set"}:
         groups = assignments(left_names, left), assignments(right_names, right)
         if groups[0] or groups[1]:
