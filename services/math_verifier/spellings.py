@@ -92,6 +92,7 @@ _RULES: Final = (
     _rule("and", r"(?<=[\d)\]}])and(?=[A-Za-z(]\s*[\d(=_<>^\\])", " and "),
     _rule("point", r"^(?:the\s+)?(?:points?|ordered\s+pairs?)\s+(?=[(\\])", "", re.I),
     _rule(":=", r":=", "="),
+    _rule("...", r"(?<=[,+*\s])\.{3}(?![.\d])", r"\\ldots "),
     _rule("\\", r"\\([RNZQC])(?![A-Za-z])", r"\\mathbb{\1}"),
     _rule("\\neg", r"\\neg(?:med|thick)space(?![A-Za-z])", ""),
     _rule("\\cr", r"\\cr(?![A-Za-z])", r"\\\\ "),

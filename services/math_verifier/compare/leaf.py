@@ -7,12 +7,28 @@ from fractions import Fraction
 from mpmath import mp
 
 from math_verifier.compare.decision import Decision, no, unknown, yes
-from math_verifier.compare.exact import NotExact, exact
+from math_verifier.compare.exact import NotExact, exact, substitute
 from math_verifier.compare.numeric import Unbounded, Unsupported, evaluate, probe, real_value
 from math_verifier.config import MathPolicy
-from math_verifier.parse.ast import INFINITY, MINUS_ONE, Add, Big, Const, Mul, Node, Num, Pow, map_children, symbols
+from math_verifier.parse.ast import (
+    INFINITY,
+    MINUS_ONE,
+    Add,
+    Big,
+    Const,
+    Mul,
+    Node,
+    Num,
+    Pow,
+    Sym,
+    map_children,
+    symbols,
+)
 from math_verifier.parse.tokens import MAX_EXPONENT
 
+_CONSTANTS = frozenset(("C", "C_1", "c_1"))
+_ANY_CONSTANTS = _CONSTANTS | frozenset(("K", "A", "c", "k", "C_0", "c_0", "K_1"))
+"""Names of arbitrary constants; two letters that are both only sometimes one are not the same."""
 _TEN = Num(Fraction(10), None, "10")
 
 NOISE_DIGITS = 15
@@ -22,7 +38,7 @@ MOST_NOISE_DIGITS = 19
 
 def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
     """Whether two expressions have the same value."""
-    a, b = _one_literal(a), _one_literal(b)
+    a, b = _one_literal(a), _same_constant(_one_literal(b), a)
     left, right = _exact(a), _exact(b)
     if policy.decimal_tolerance and _decimal(a, b) and (left is None or left != right):
         return _tolerated(a, b, policy.decimal_tolerance)
@@ -49,6 +65,21 @@ def same_value(a: Node, b: Node, policy: MathPolicy) -> Decision:
         return yes("structural")
     last = _symbolic(a, b)
     return last if last.equal is not None else unknown("symbolic", decision.reason)
+
+
+def _same_constant(node: Node, other: Node) -> Node:
+    """``node`` with the letter of its arbitrary constant as ``other`` has it: ``x^2 + C`` is ``x^2 + K``.
+
+    Beside a variable only, and not beside other capitals, which are points.
+    """
+    own, theirs = symbols(node) - symbols(other), symbols(other) - symbols(node)
+    shared = symbols(node) & symbols(other)
+    if len(own) != 1 or len(theirs) != 1 or not shared or any(name[0].isupper() for name in shared):
+        return node
+    (name,), (letter,) = own, theirs
+    if not ({name, letter} <= _ANY_CONSTANTS and {name, letter} & _CONSTANTS):
+        return node
+    return substitute(node, name, Sym(letter))
 
 
 def _one_literal(node: Node) -> Node:

@@ -34,6 +34,8 @@ INTEGER_POINTS: Final = (2, 3, 5, 4)
 WHOLE_POINTS: Final = (1, 2, 3, 4, 5, 6, 8, 9, 11, 14, 17, 23)
 NEEDED: Final = 3
 NEEDED_WHOLE: Final = 9
+_TURN: Final = 0.371
+"""Imaginary part of the probe points of complex variables, as a share of the real one."""
 MAX_MAGNITUDE: Final = 1 << 44
 """Largest power of two, as an exponent, that a value may reach."""
 
@@ -460,10 +462,18 @@ def counted(node: Node) -> frozenset[str]:
     return frozenset(found)
 
 
+def _complex(node: Node) -> bool:
+    """Whether ``node`` is of complex variables: their conjugates, parts and arguments mean nothing of real ones."""
+    return isinstance(node, Fn) and node.name in {"conj", "re", "im", "arg"} and bool(symbols(node))
+
+
 def _functions(a: Node, b: Node, names: frozenset[str], whole: frozenset[str] = frozenset()) -> Decision:
     agreed = complex_agreed = 0
     complex_differ = False
-    for point in points_for(names, whole):
+    turned = not whole and any(_complex(part) for node in (a, b) for part in node.walk())
+    factor = mp.mpc(1, _TURN) if turned else mp.mpf(1)
+    for real_point in points_for(names, whole):
+        point = {name: value * factor for name, value in real_point.items()} if turned else real_point
         same, real = same_at(a, b, point)
         if same is None:
             continue

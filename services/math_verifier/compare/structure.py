@@ -74,7 +74,9 @@ def compare(a: Node, b: Node, policy: MathPolicy) -> Decision:
 
 def _by_name(node: Node, other: Node) -> Node:
     """``(x, y) = (1, 2)`` as ``x = 1, y = 2`` where the other side has names too, perhaps in another order."""
-    if isinstance(other, Rel) or (isinstance(other, Seq) and all(isinstance(item, Rel) for item in other.items)):
+    if (isinstance(other, Rel) and other.ops == ("=",)) or (
+        isinstance(other, Seq) and all(isinstance(item, Rel) for item in other.items)
+    ):
         return coordinates(node) or node
     return node
 
