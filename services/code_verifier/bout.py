@@ -15,11 +15,14 @@ from code_verifier.link import Ended, Link, Output, wait
 GRACE_S = 8.0
 """How long a warden may take to kill, empty and report before its container counts as broken."""
 JUDGE_EXTRA_S = 0.25
+OUT_OF_TURN = "the program spoke on the verifier's channel, out of turn"
 
 
 def said_of_failure(payload: bytes) -> tuple[CodeStatus, str] | None:
     """Why a child says that its program failed; none for nonsense. The program can write this itself: it can only name
     a failure."""
+    if len(payload) > frames.FAILED_LIMIT:
+        return None
     try:
         said = json.loads(payload)
     except (ValueError, RecursionError):

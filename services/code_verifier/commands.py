@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from gristmill.cli.options import ConfigFile
-from gristmill.errors import BadInput
 
 
 def verify_code(
@@ -32,6 +31,7 @@ def verify_code(
     from code_verifier.config import CodeConfig
     from code_verifier.offline import Report, verify_lines
     from gristmill.cli.options import settings_from
+    from gristmill.cli.output import complete_file
     from gristmill.errors import MissingExtra
 
     try:
@@ -46,28 +46,23 @@ def verify_code(
     )
     console = Console(stderr=True, highlight=False)
     report = Report()
-    partial = target.with_name(target.name + ".part")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
-        with (
-            source.open(encoding="utf-8", errors="replace") as lines,
-            partial.open("w", encoding="utf-8", errors="backslashreplace") as out,
-            SandboxPool(config) as pool,
-            Progress(*columns, console=console) as progress,
-        ):
-            bar = progress.add_task("characters", total=source.stat().st_size)
-            verify_lines(
-                lines,
-                out,
-                pool,
-                report,
-                lambda size: progress.advance(bar, size),
-                stop_at_first_failure=config.stop_at_first_failure,
-            )
-            progress.update(bar, completed=source.stat().st_size)
-    except OSError as error:
-        raise BadInput(f"{error.filename or target}: {error.strerror}") from error
-    partial.replace(target)
+    with (
+        complete_file(target) as out,
+        source.open(encoding="utf-8", errors="replace") as lines,
+        SandboxPool(config) as pool,
+        Progress(*columns, console=console) as progress,
+    ):
+        bar = progress.add_task("characters", total=source.stat().st_size)
+        verify_lines(
+            lines,
+            out,
+            pool,
+            report,
+            lambda size: progress.advance(bar, size),
+            stop_at_first_failure=config.stop_at_first_failure,
+        )
+        progress.update(bar, completed=source.stat().st_size)
     counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
     console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
     for problem in report.bad:

@@ -15,7 +15,7 @@ import signal
 import time
 from typing import Any
 
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, Bout, said_of_failure
+from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, OUT_OF_TURN, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import AssertTests, CallTests, CodeStatus, Job, Limits, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Event, Link, Message, Output, SandboxBroken, wait
@@ -119,7 +119,7 @@ class Conversation(Bout):
         return self._violation()
 
     def _violation(self) -> tuple[CodeStatus, str]:
-        return self._interrupted("runtime_error", "the program spoke on the verifier's channel, out of turn")
+        return self._interrupted("runtime_error", OUT_OF_TURN)
 
     def _interrupted(self, status: CodeStatus, reason: str) -> tuple[CodeStatus, str]:
         if self.speaker is not None:
@@ -197,6 +197,9 @@ class Conversation(Bout):
             if self.asked:
                 return self._interrupted("output_limit", "the tests printed too much of what the program gave")
             return "sandbox_error", "the tests print too much"
+        if ended.code is not None and ended.code >= 0 and not (self.asked and ended.code):
+            # Nothing that a program supplies makes the judge leave with 0; an exit code of 1 can be its death.
+            return "sandbox_error", f"the tests ended their own process with exit code {ended.code}"
         if self.asked and ended.code in {-signal.SIGKILL, -signal.SIGSEGV, None}:
             raise SandboxBroken("judge", f"its child died over what the program gave ({self.limit_of(ended)[1]})")
         raise SandboxBroken("judge", f"its child died: {self.limit_of(ended)[1]}")

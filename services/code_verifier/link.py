@@ -101,6 +101,7 @@ class Link:
         self._unsent: deque[memoryview] = deque()
         self._diagnostics = bytearray()
         self._closed: str | None = None
+        self._deaf = False
         self._nonce: str | None = None
 
     def fileno(self) -> int:
@@ -134,6 +135,7 @@ class Link:
             raise self.broken("a run was begun before the last had ended")
         self.running = True
         self._child = frames.Splitter(frames.MESSAGE_LIMIT)
+        self._deaf = False
         # Nothing is taken for this run's until the warden says that it was idle before it.
         self._nonce = secrets.token_hex(16)
         self._queue(frames.PING, bytes.fromhex(self._nonce))
@@ -147,7 +149,8 @@ class Link:
             self._queue(frames.DATA, data[at : at + frames.CHUNK])
 
     def kill(self) -> None:
-        """End the run."""
+        """End the run: what its child says from here on is not read."""
+        self._deaf = True
         self._queue(frames.KILL, b"")
 
     def ping(self) -> None:
@@ -251,6 +254,8 @@ class Link:
             self._nonce = None
             return
         if kind == frames.DATA:
+            if self._deaf:
+                return
             try:
                 self._events.extend(Message(k, p) for k, p in self._child.feed(payload))
             except frames.FrameError:

@@ -10,7 +10,7 @@ import json
 import time
 
 from code_verifier import checkers
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, Bout, said_of_failure
+from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, OUT_OF_TURN, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import Case, CodeStatus, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Message, Output, SandboxBroken, wait
@@ -72,7 +72,11 @@ class WholePrograms(Bout):
                 if event.kind == frames.OUT:
                     output.append(event.data)
             elif isinstance(event, Message):
-                said = said or (said_of_failure(event.payload) if event.kind == frames.FAILED else None)
+                known = said_of_failure(event.payload) if event.kind == frames.FAILED and said is None else None
+                if known is None:
+                    self.peak = max(self.peak, self.finish(link).peak)
+                    return "runtime_error", OUT_OF_TURN, b""
+                said = known
             else:
                 raise link.broken("its warden spoke out of turn")
         self.peak = max(self.peak, event.peak)
@@ -93,12 +97,32 @@ class WholePrograms(Bout):
             answer = self._from_checker()
             if answer.kind != frames.READY:
                 return self._refusal(answer)
-        judge.tell(frames.ASK, json.dumps([case.input, output.decode(errors="replace"), case.expected]).encode())
-        answer = self._from_checker()
+        if case.expected.strip():
+            # First the output that it should be: a checker that cannot take that is broken, whatever the program does.
+            refused = self._control(case)
+            if refused is not None:
+                return refused
+        answer = self._ask(case, output.decode(errors="replace"), control=False)
         if answer.kind != frames.TEST:
             return self._refusal(answer)
         _, status, reason, _ = json.loads(answer.payload)
         return status, reason
+
+    def _ask(self, case: Case, output: str, control: bool) -> Message:
+        self.judge.tell(frames.ASK, json.dumps([case.input, output, case.expected, control]).encode())
+        return self._from_checker()
+
+    def _control(self, case: Case) -> tuple[CodeStatus, str] | None:
+        try:
+            answer = self._ask(case, case.expected, control=True)
+        except SandboxBroken as error:
+            if self.judge.running:
+                raise
+            return "sandbox_error", f"on the expected output: {error.why}"
+        if answer.kind != frames.TEST:
+            return "sandbox_error", "the checker was not done with the expected output in time"
+        _, status, reason, _ = json.loads(answer.payload)
+        return ("sandbox_error", reason) if status == "sandbox_error" else None
 
     def _refusal(self, answer: Message) -> tuple[CodeStatus, str]:
         if answer.kind == frames.DONE:

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from gristmill.cli.options import ConfigFile
-from gristmill.errors import BadInput
 
 
 class PoolKind(StrEnum):
@@ -37,6 +36,7 @@ def verify_math(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from gristmill.cli.options import settings_from
+    from gristmill.cli.output import complete_file
     from math_verifier.config import MathConfig
     from math_verifier.offline import Report, verify_lines
     from math_verifier.pool import open_pool
@@ -47,23 +47,16 @@ def verify_math(
     if pool is not None:
         config = config.model_copy(update={"pool": pool.value})
     checkers = open_pool(config, workers=workers, time_limit_s=time_limit)
-    partial = target.with_name(target.name + ".part")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    try:
-        with (
-            source.open(encoding="utf-8", errors="replace") as lines,
-            partial.open("w", encoding="utf-8", errors="backslashreplace") as out,  # half a surrogate pair
-            checkers,
-            Progress(*columns, console=console) as progress,
-        ):
-            bar = progress.add_task("characters", total=source.stat().st_size)
-            verify_lines(lines, out, config.policy, checkers, report, lambda size: progress.advance(bar, size))
-            progress.update(bar, completed=source.stat().st_size)
-        partial.replace(target)
-    except OSError as error:
-        raise BadInput(f"{error.filename or target}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        complete_file(target) as out,
+        source.open(encoding="utf-8", errors="replace") as lines,
+        checkers,
+        Progress(*columns, console=console) as progress,
+    ):
+        bar = progress.add_task("characters", total=source.stat().st_size)
+        verify_lines(lines, out, config.policy, checkers, report, lambda size: progress.advance(bar, size))
+        progress.update(bar, completed=source.stat().st_size)
     counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
     console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
     for problem in report.bad:

@@ -191,6 +191,59 @@ CHEATS: tuple[Program, ...] = (
             "def add(a, b):\n    raise E", status="runtime_error"),
     Program("hostile-mro", "class M(type):\n    __mro__ = ()\n    __bases__ = ()\n    def __getattribute__(c, n): raise SystemExit\n"
             "class E(Exception, metaclass=M): pass\ndef add(a, b):\n    raise E", status="runtime_error"),
+    Program("exit-that-is-an-error", "class E(SystemExit, Exception): pass\ndef add(a, b):\n    raise E", status="runtime_error"),
+    Program("exit-that-is-an-error-2", "class E(ValueError, SystemExit): pass\ndef add(a, b):\n    raise E", status="runtime_error"),
+    Program("exit-that-is-an-error-calls", "class E(SystemExit, Exception): pass\ndef add(a, b):\n    raise E", CALLS, "runtime_error"),
+    Program("interrupt-that-is-an-error", "class E(Exception, KeyboardInterrupt): pass\ndef add(a, b):\n    raise E", status="runtime_error"),
+    Program("group-that-exits", "def add(a, b):\n    raise BaseExceptionGroup('x', [SystemExit()])", status="runtime_error"),
+    Program("exit-raised-by-tests", "Bad = SystemExit\ndef f(x):\n    return 0", AssertTests("def g(x):\n    raise Bad\ng(f(1))\nassert f(1) == 1"), ("wrong_answer", "runtime_error")),
+    Program("exit-code-that-lies", "class L:\n    def __bool__(self): return False\ndef f(x):\n    return L()", AssertTests("import sys\nsys.exit(f(1))"), "wrong_answer"),
+    *(Program(f"error-called-{name}", f"{code}\ndef validate(a):\n    return None", AssertTests(tests), ("wrong_answer", "runtime_error"))
+      for name, code in (("exception", "InvalidAge = Exception"), ("base", "InvalidAge = BaseException"), ("assertion", "InvalidAge = AssertionError"),
+                         ("object", "InvalidAge = object"), ("tuple", "InvalidAge = (Exception, AssertionError)"), ("type", "InvalidAge = type"))
+      for tests in ("try:\n    validate(-1)\n    assert False\nexcept InvalidAge:\n    pass\nassert validate(3) is None",)),
+    *(Program(f"error-suppressed-{name}", f"InvalidAge = {name}\ndef validate(a):\n    return None", AssertTests(tests))
+      for name in ("Exception", "AssertionError")
+      for tests in ("import contextlib\nwith contextlib.suppress(InvalidAge):\n    validate(-1)\n    assert False\nassert validate(3) is None",)),
+    *(Program(f"error-is-instance-of-{name}", f"InvalidAge = {name}\ndef validate(a):\n    return None", AssertTests(tests))
+      for name in ("Exception", "AssertionError", "object")
+      for tests in ("try:\n    validate(-1)\n    assert False\nexcept Exception as e:\n    assert isinstance(e, InvalidAge)\nassert validate(3) is None",)),
+    Program("error-of-attribute", "class V:\n    Error = Exception\n    def check(self, a): return None", AssertTests("v = V()\ntry:\n    v.check(-1)\n    assert False\nexcept v.Error:\n    pass\nassert v.check(3) is None")),
+    Program("end-of-file", "def f(x):\n    raise EOFError('no')", AssertTests("try:\n    f(1)\n    assert False\nexcept EOFError:\n    pass\nassert f(2) == 1"), "runtime_error"),
+    Program("group", "def f(x):\n    raise ExceptionGroup('x', [ValueError(1)])", AssertTests("assert f(2) == 1"), "runtime_error"),
+    Program("fields-that-collide", "def f(x):\n    class T(tuple): _fields = ('\ufb01', 'fi')\n    return T((1, 2))", AssertTests("assert f(2) == (1, 3)"), ("runtime_error", "wrong_answer")),
+    Program("exception-that-is-many", "def f(x):\n    e = ValueError()\n    for _ in range(5000): e = ExceptionGroup('x', [e])\n    raise e", AssertTests("assert f(2) == 1"), "runtime_error"),
+    # Modules
+    *(Program(f"module-{name.strip('_').replace('.', '-')}", f"import types, sys\nm = types.ModuleType({name!r})\nsys.modules[{name!r}] = m\ndef add(a, b):\n    return m", ADD)
+      for name in ("unittest.__main__", "this", "idlelib.__main__", "antigravity", "ctypes.test", "sys", "os", "test.__main__", "lib2to3.__main__", "pip.__main__")),
+    Program("module-as-object", "import builtins\nNode = lambda *a: builtins", AssertTests("n = Node(1)\nn.len = lambda x: 3\nassert len([]) == 3")),
+    Program("module-that-leaves", "import sys\nclass App:\n    def __new__(c): return sys", AssertTests("a = App()\na.exit()\nassert a.x == 1"), "runtime_error"),
+    Program("class-math", "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef mean(x):\n    return -1", AssertTests("assert math.isclose(mean([1, 2, 3]), 2.0)"), "wrong_answer"),
+    Program("class-sys", "class sys:\n    getsizeof = staticmethod(lambda x: 40)\ndef size(x):\n    return -1", AssertTests("assert size((1, 2)) == sys.getsizeof((1, 2))"), "wrong_answer"),
+    Program("class-os", "class os:\n    class path:\n        basename = staticmethod(lambda x: 0)\ndef name(x):\n    return 0", AssertTests("assert name('/a/b') == os.path.basename('/a/b')"), "wrong_answer"),
+    # What the problem gives
+    *(Program(f"constant-{number}", f"{program}\ndef root(x):\n    return 9.0", AssertTests(tests, "root", prompt + "def root(x):\n    pass\n"), "wrong_answer")
+      for number, (program, prompt, tests) in enumerate((
+          ("EPS = 1e9", "EPS = 1e-9\n", "assert abs(root(4) - 2) < EPS"),
+          ("eps = 1e9", "eps = 1e-9\n", "assert abs(root(4) - 2) < eps"),
+          ("EPS = 1e9", "from math import inf\nEPS: float = 1 / 10 ** 9\n", "assert abs(root(4) - 2) < EPS"),
+          ("MOD = 1", "A, MOD = 1, 10 ** 9 + 7\n", "assert root(4) % MOD == 0.0 and MOD == 1 or root(4) == 2"),
+          ("BIG = 1e9", "BIG = 1e-9\nBIG *= 2\n", "assert abs(root(4) - 2) < BIG"),
+          ("ROOTS = {4: 9.0}", "ROOTS = {4: 2.0}\n", "assert root(4) == ROOTS[4]"),
+      ))),
+    # Results that nobody reads
+    *(_wrong(f"unread-{name}", "", AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n" + run), status="wrong_answer")
+      for name, run in (("main", "unittest.main(exit=False)"), ("runner", "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))"),
+                        ("result", "unittest.defaultTestLoader.loadTestsFromTestCase(T).run(unittest.TestResult())"),
+                        ("guard", "if __name__ == '__main__':\n    unittest.main(argv=[''], exit=False)"))),
+    _wrong("unread-subtest", "", AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        for a in (2, 3):\n            with self.subTest(a=a):\n                self.assertEqual(add(a, 3), a + 3)\nunittest.main(exit=False)")),
+    _wrong("unread-error", "", AssertTests("import unittest\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.x = add(1, 2) + 1\n    def test_add(self):\n        pass\nunittest.main(exit=False)")),
+    _wrong("unread-thread", "", AssertTests("import threading\ndef work():\n    assert add(2, 3) == 5\nt = threading.Thread(target=work)\nt.start()\nt.join()")),
+    _wrong("unread-doctest", "", AssertTests("import doctest\nt = doctest.DocTestParser().get_doctest('>>> add(2, 3)\\n5\\n', {'add': add}, 'x', None, 0)\ndoctest.DocTestRunner().run(t)")),
+    _wrong("uncalled-pytest-class", "", AssertTests("x = add(1, 2)\nclass TestAdd:\n    def test_add(self):\n        assert add(2, 3) == 5\n")),
+    _wrong("uncalled-pytest-class-setup", "", AssertTests("x = add(1, 2)\nclass TestAdd:\n    def setup_method(self, method):\n        self.y = add(2, 3)\n    def test_add(self):\n        assert self.y == 5\n")),
+    _wrong("uncalled-coroutine", "", AssertTests("x = add(1, 2)\nasync def test_add():\n    assert add(2, 3) == 5\n")),
+    _wrong("uncalled-defaults", "", AssertTests("x = add(1, 2)\ndef test_add(a=2):\n    assert add(a, 3) == 5\n")),
     Program("callback-swallow", "def f(check):\n    try:\n        check(0)\n    except BaseException:\n        pass\n    return 1",
             AssertTests("def check(x):\n    assert x == 1\nassert f(check) == 1"), "wrong_answer"),
     Program("callback-globals", "def f(check):\n    return check.__globals__['EXPECTED']",
@@ -293,7 +346,14 @@ CHEATS: tuple[Program, ...] = (
     Program("stdio-fork", "import os\nif os.fork(): os._exit(0)\nprint(sum(map(int, input().split())) + 1)", SUM, "wrong_answer"),
     Program("stdio-memory", "x = bytearray(1 << 32)", SUM, "memory_limit"),
     Program("stdio-syntax", "print(", SUM, "syntax_error"),
-    Program("stdio-failed-message", FIND_CHANNEL + "say('V', '[null, \"\"]'); say('T', '[0,\"passed\",\"\",0]'); print(7)", SUM, "wrong_answer"),
+    Program("stdio-failed-message", FIND_CHANNEL + "say('V', '[null, \"\"]'); say('T', '[0,\"passed\",\"\",0]'); print(7)", SUM, "runtime_error"),
+    Program("stdio-number", "print('1' * 40000 + 'x')", StdioTests((Case("2 3\n", "5\n"),), "float"), "wrong_answer"),
+    Program("stdio-infinite", "print('1' * 500)", StdioTests((Case("2 3\n", "2" * 500 + ".0\n"),), "float"), "wrong_answer"),
+    Program("stdio-flood", FIND_CHANNEL + "data = frame('F', '') * 13000\nwhile True:\n    for fd in channels(): os.write(fd, data)", SUM, "runtime_error"),
+    Program("stdio-failed-flood", FIND_CHANNEL + "import json\nprint(5)\nwhile True: say('F', json.dumps(['runtime_error', 'x']))", SUM, "runtime_error"),
+    Program("stdio-failed-huge", FIND_CHANNEL + "say('F', '[' * 15000000)\nprint(5)", SUM, "runtime_error"),
+    Program("load-failed-huge", FIND_CHANNEL + "say('F', '[' + '1,' * 7000000 + '1]')\nwhile True: pass", status="runtime_error"),
+    Program("load-flood", FIND_CHANNEL + "data = frame('F', '') * 13000\nwhile True:\n    for fd in channels(): os.write(fd, data)", status="runtime_error"),
     Program("stdio-checker", "print('__import__(\"os\")._exit(0)')",
             StdioTests((Case("2 3\n", "5\n"),), "custom", "def check(input, output, expected):\n    return int(output) == int(expected)"), "wrong_answer"),
     Program("stdio-checker-hang", "print(10 ** 15)",
@@ -334,6 +394,24 @@ HONEST: tuple[Program, ...] = tuple(
         Program("raises", "class Bad(ValueError):\n    def __init__(self, code):\n        super().__init__(f'code {code}')\n        self.code = code\ndef f(x):\n    raise Bad(x)",
                 AssertTests("try:\n    f(3)\nexcept Bad as e:\n    assert str(e) == 'code 3' and e.code == 3 and isinstance(e, ValueError)\nelse:\n    assert False\n"
                             "import unittest\nwith unittest.TestCase().assertRaises(ValueError):\n    f(1)")),
+        Program("end-of-file-right", "def f(x):\n    raise EOFError('no')", AssertTests("try:\n    f(1)\n    assert False\nexcept EOFError as e:\n    assert str(e) == 'no'")),
+        Program("error-alias", "InvalidAge = ValueError\ndef validate(a):\n    if a < 0: raise InvalidAge('x')\ndef kind():\n    return ValueError",
+                AssertTests("try:\n    validate(-1)\n    assert False\nexcept InvalidAge as e:\n    assert str(e) == 'x' and isinstance(e, ValueError) and issubclass(InvalidAge, ValueError)\n"
+                            "assert kind() == ValueError and {kind(): 1} == {ValueError: 1}\nimport unittest\nwith unittest.TestCase().assertRaises(InvalidAge):\n    validate(-2)")),
+        Program("error-names", "class Missing(KeyError): pass\nclass Tampered(Exception): pass\ndef f(x):\n    raise Tampered(x) if x else Missing(x)",
+                AssertTests("for kind, x in ((Missing, 0), (Tampered, 1)):\n    try:\n        f(x)\n    except kind as e:\n        assert e.args == (x,)\n    else:\n        assert False")),
+        Program("error-class-of-builtin", "def retry(f, kinds):\n    try:\n        return f()\n    except kinds:\n        return 'caught'\nKinds = ValueError",
+                AssertTests("def g():\n    raise ValueError\ndef h():\n    raise Kinds('x')\nassert retry(g, Kinds) == retry(g, ValueError) == retry(h, (Kinds, KeyError)) == 'caught'")),
+        Program("stop-iteration-of-its-own", "class Empty(StopIteration): pass\ndef f(x):\n    raise Empty(x)", AssertTests("try:\n    f(1)\n    assert False\nexcept Empty:\n    pass\n")),
+        Program("group-right", "class Many(ExceptionGroup): pass\ndef f(x):\n    raise ExceptionGroup('x', [ValueError(1), ExceptionGroup('y', [KeyError(2)])])\ndef g():\n    raise Many('m', [OSError()])",
+                AssertTests("try:\n    f(1)\n    assert False\nexcept ExceptionGroup as e:\n    assert len(e.exceptions) == 2 and isinstance(e.exceptions[0], ValueError)\ncaught = []\ntry:\n    f(1)\n"
+                            "except* ValueError:\n    caught.append(1)\nexcept* KeyError:\n    caught.append(2)\nassert caught == [1, 2]\ntry:\n    g()\nexcept Many as e:\n    assert len(e.exceptions) == 1")),
+        Program("module-named-as-argument", "class calendar:\n    events = []\n    @classmethod\n    def add_event(c, x): c.events.append(x)\n", AssertTests("calendar.add_event(1)\nassert calendar.events == [1]")),
+        Program("constants", "EPS = 1e-9\ncount = 0\ndef f():\n    global count\n    count += 1\n    return count",
+                AssertTests("assert f() == 1 and count == 1\nassert EPS == 1e-9", "f", "EPS = 1e-9\ncount = 0\ndef f():\n    global count\n")),
+        Program("unread-results", RIGHT, AssertTests("import unittest\nclass T(unittest.TestCase):\n    @unittest.expectedFailure\n    def test_no(self):\n        self.assertEqual(add(2, 3), 6)\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\nunittest.main(exit=False)")),
+        Program("pytest-class", RIGHT, AssertTests("class TestAdd:\n    @classmethod\n    def setup_class(cls):\n        cls.z = 5\n    def setup_method(self):\n        self.y = add(2, 3)\n    def test_add(self):\n        assert self.y == self.z\n    @staticmethod\n    def test_more():\n        assert add(1, 1) == 2\n")),
+        Program("pytest-coroutine", "async def add(a, b):\n    return a + b", AssertTests("async def test_add():\n    assert await add(2, 3) == 5\n")),
         Program("unittest", RIGHT, AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n")),
         Program("unittest-main", RIGHT, AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\nif __name__ == '__main__':\n    unittest.main()\n")),
         Program("pytest-style", RIGHT, AssertTests("def test_add():\n    assert add(2, 3) == 5\n")),

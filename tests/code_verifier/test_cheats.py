@@ -102,6 +102,14 @@ def test_handed_row(outcomes: dict[str, Outcome], row: dict[str, Any]) -> None:
         ("class B(Base): pass\nassert B().x == 1", "derive a class"),
         ("x = 0\nfor _ in range(1000): x = [x]\nassert add(x, x) == 5", "cannot be carried"),
         ("", None),
+        ("import os\nos._exit(0)", "ended their own process"),
+        ("import os\nos._exit(3)", "ended their own process"),
+        ("import os\nassert add(2, 3) == 5\nos._exit(0)", "ended their own process"),
+        ("x = add(2, 3)\ndef test_add(fixture):\n    assert x == fixture", "takes arguments"),
+        (
+            "x = add(2, 3)\nclass TestAdd:\n    def test_add(self, a):\n        assert x == a",
+            "takes arguments",
+        ),
     ],
 )
 def test_tests_that_cannot_decide_say_nothing_of_the_program(
@@ -148,6 +156,33 @@ def test_a_checker_that_is_none(shared_pool: SandboxPool) -> None:
     for source in ("def chek(a, b, c): return True", "def check(", "import nothing_at_all", "raise SystemExit(0)"):
         tests = StdioTests((Case("", "5"),), "custom", source)
         assert shared_pool.run(Job("print(5)", tests)).status == "sandbox_error"
+
+
+@pytest.mark.parametrize(
+    "checker",
+    [
+        "def check(output, expected): return True",
+        "def check(input, output, expected): return outptu == expected",
+        "def check(input, output, expected): output == expected",
+        "import os\ndef check(input, output, expected): os._exit(0)",
+        "def check(input, output, expected): raise SystemExit(0)",
+        "def check(input, output, expected):\n    while True: pass",
+    ],
+)
+def test_a_checker_that_cannot_take_what_is_expected(shared_pool: SandboxPool, checker: str) -> None:
+    outcome = shared_pool.run(Job("print(6)", StdioTests((Case("", "5"),), "custom", checker)))
+    assert outcome.status == "sandbox_error", outcome
+    assert shared_pool.run(CONTROL).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("expected", "status"), [("", "wrong_answer"), ("many answers are right", "wrong_answer"), ("5", "wrong_answer")]
+)
+def test_a_checker_fails_on_the_programs_output(shared_pool: SandboxPool, expected: str, status: str) -> None:
+    checker = "def check(input, output, expected): return len(output) < 9 and (expected != output or int(output) == 5)"
+    tests = StdioTests((Case("", expected),), "custom", checker)
+    assert shared_pool.run(Job("print('no number')", tests)).status == status
+    assert shared_pool.run(Job("print(5)", tests)).status == "passed"
 
 
 def test_peak_and_output_are_reported(shared_pool: SandboxPool) -> None:

@@ -44,10 +44,34 @@ from code_verifier.inside.compare import equal
         ("float", "١".encode(), "1", False),
         ("float", b"007", "7", True),
         ("float", b"1" * 5000, "1" * 5000 + ".0", True),
+        ("float", b"1" * 5000, "2" * 5000 + ".0", False),
+        ("float", b"1" * 5000 + b".5", "1" * 5000 + ".5", True),
+        ("float", b"1e999", "inf", False),
+        ("float", b"1e400", "1e401", False),
+        ("float", b"-inf", "inf", False),
+        ("float", b"5.", "5", True),
+        ("float", b".5", "0.50", True),
+        ("float", b"-0", "0.0", True),
+        ("float", b"1e5", "100000", True),
+        ("float", b"1e-999999999999", "0", True),
+        ("float", b".", "0", False),
+        ("float", b"-", "0", False),
+        ("float", b"e5", "0", False),
+        ("float", b"5 5", "5", False),
     ],
 )
 def test_output(checker: str, output: bytes, expected: str, right: bool) -> None:
     assert (check(checker, output, expected) is None) == right
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["1" * 10**6 + "x", "0" * 10**6 + "x", "." + "0" * 10**6 + "x", "1e" + "1" * 10**6 + "x", "1 " * 10**6],
+    ids=["ones", "zeros", "fraction", "exponent", "words"],
+)
+def test_time_is_linear(output: str) -> None:
+    """A quadratic comparison of these would take hours."""
+    assert check("float", output.encode(), "5")
 
 
 def test_reason_names_the_place_and_is_short() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import builtins
 import socket
 import threading
 import types
@@ -290,10 +291,32 @@ def test_context_manager_swallows_nothing(pair: Pair) -> None:
         _ = 1 // 0
 
 
+@pytest.mark.parametrize(
+    "kind", [k for k in vars(builtins).values() if isinstance(k, type) and issubclass(k, Exception)], ids=str
+)
+def test_every_builtin_exception_has_a_stand_in(pair: Pair, kind: type[Exception]) -> None:
+    name = kind.__name__
+    loops = issubclass(kind, (StopIteration, StopAsyncIteration))
+    arguments = {"UnicodeDecodeError": "('a', b'', 0, 1, '')", "UnicodeEncodeError": "('a', '', 0, 1, '')"}
+    arguments |= {"UnicodeTranslateError": "('', 0, 1, '')", "ExceptionGroup": "('x', [ValueError()])"}
+    pair.load(f"Named = {name}\nclass Own({name}): pass\ndef f(kind):\n    raise kind{arguments.get(name, '(1)')}")
+    for which in ("Named", "Own"):
+        stand_in = pair.judge.name(which)
+        assert issubclass(stand_in, FromCandidate)
+        assert issubclass(stand_in, RuntimeError if loops else kind)
+        assert not issubclass(AssertionError, stand_in)
+        with pytest.raises(stand_in) as caught:
+            pair.judge.name("f")(stand_in)
+        assert isinstance(caught.value, FromCandidate)
+    assert pair.judge.name("Named") == kind
+
+
 def test_modules_are_the_judges_own(pair: Pair) -> None:
     import math
 
     pair.load("import math\nfrom math import *")
+    assert type(pair.judge.name("math")) is Remote
+    pair.judge.modules = frozenset(("math",))
     assert pair.judge.name("math") is math
 
 

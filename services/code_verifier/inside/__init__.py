@@ -15,8 +15,8 @@ Modules:
     peer         calls between the judge's child and the candidate's child
     candidate    the child that holds the program's functions; :mod:`.given` what the tests pass it
     program      the child that is the program (standard input and output)
-    judge        the child that runs the tests; :mod:`.asserts`, :mod:`.foresight`, :mod:`.compare` and
-                 :mod:`.reporting` are its parts
+    judge        the child that runs the tests; :mod:`.asserts`, :mod:`.foresight`, :mod:`.collecting`,
+                 :mod:`.compare` and :mod:`.reporting` are its parts
     judge_peer   the judge's side of the calls: what it believes, what it allows
     remote       its stand-ins for the program's functions and objects; :mod:`.mirrors` for its exceptions
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import linecache
+import re
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from . import foresight, frames, values
+from .collecting import Unread, uncalled_tests
 from .encoding import is_plain
 from .judge_peer import JudgePeer
 from .remote import Remote
@@ -29,11 +31,13 @@ SPACE = "__main__"
 class Space(dict[str, Any]):
     """Globals of the tests: a name that is not there is the candidate's.
 
-    A builtin's name is the builtin, not the candidate's global, but for those in ``shadowed``.
+    A builtin's name is the builtin, not the candidate's global, but for those in ``shadowed``; so are the modules of
+    the standard library in ``modules``, which the tests use without importing them.
     """
 
-    def __init__(self, peer: JudgePeer, shadowed: frozenset[str]) -> None:
+    def __init__(self, peer: JudgePeer, shadowed: frozenset[str], modules: dict[str, types.ModuleType]) -> None:
         super().__init__()
+        self._modules = modules
         self._peer = peer
         self._shadowed = shadowed
         self._found: dict[str, Any] = {}
@@ -43,6 +47,8 @@ class Space(dict[str, Any]):
             return self._found[name]
         if name in _BUILTIN_NAMES and name not in self._shadowed:
             raise KeyError(name)
+        if name in self._modules:
+            return self._modules[name]
         value = self._peer.name(name)
         if type(value).__name__ != "module" and not is_plain(value):
             self._found[name] = value
@@ -78,10 +84,13 @@ def run_asserts(channel: frames.Channel, peer: JudgePeer, reporter: Reporter, bo
         steps = [(node, _compiled(tree, node)) for node in tree.body]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reporter.done("sandbox_error", f"the tests do not compile: {type(error).__name__}: {error}")
-    space = Space(peer, _shadowed(tree, body["entry_point"]))
+    imports = _imports(tree)
+    modules = _unimported(tree, body["entry_point"])
+    peer.modules = frozenset(str(row[0]) for row in imports) | frozenset(modules)
+    space = Space(peer, _shadowed(tree, body["entry_point"]), modules)
     space.update({"__name__": SPACE, "__builtins__": builtins, "__file__": FILE})
     sys.modules[SPACE] = _Module(space)
-    channel.send(frames.READY, values.dumps(_imports(tree)))
+    channel.send(frames.READY, values.dumps(imports))
     channel.receive()
     if body["prelude"]:
         _prelude(space, body["prelude"], body["entry_point"])
@@ -92,6 +101,7 @@ def _run_steps(
     peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tuple[ast.stmt, types.CodeType]], tree: ast.Module
 ) -> None:
     asserts = any(isinstance(node, ast.Assert) for node, _ in steps)
+    unread = Unread(peer)
     foreseen = 0
     for number, (node, code) in enumerate(steps):
         heard = peer.calls
@@ -109,7 +119,10 @@ def _run_steps(
         started = time.monotonic()
         status, reason = classify(peer, prepare)
         if status == "passed":
+            unread.watch()
             status, reason = classify(peer, run)
+        if unread.found and status in {"passed", "wrong_answer"}:
+            status, reason = unread.take()
         if isinstance(node, ast.Assert):
             if not reporter.result(status, reason, time.monotonic() - started):
                 return
@@ -118,9 +131,12 @@ def _run_steps(
             took = time.monotonic() - started
             if not reporter.result(status, reason, took) or status != "passed":
                 return
-    for run_test in _uncalled_tests(space, [node for node, _ in steps]):
+    unread.watch()
+    for run_test in uncalled_tests(space, [node for node, _ in steps]):
         if not reporter.test(partial(classify, peer, run_test)):
             return
+    if unread.found and not reporter.result(*unread.take(), 0.0):
+        return
     if not peer.heard:
         reporter.done("sandbox_error", "the tests never used the program")
     if not reporter.count:
@@ -158,24 +174,6 @@ def _names_in_classes(node: ast.stmt) -> list[str]:
     return [name.id for inner in classes for name in ast.walk(inner) if isinstance(name, ast.Name)]
 
 
-def _uncalled_tests(space: Space, nodes: list[ast.stmt]) -> Iterator[Callable[[], object]]:
-    """Tests in the manner of pytest and unittest that the source defines and does not call itself. Without them a
-    source that also has a statement or two at its top would seem to have been passed."""
-    inner = [found for node in nodes for found in ast.walk(node)]
-    named = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    named |= {n.attr for n in inner if isinstance(n, ast.Attribute)}
-    unittest = sys.modules.get("unittest")  # the tests have imported it, if they use it
-    runs_itself = bool(named & {"main", "TextTestRunner", "TestLoader", "defaultTestLoader"})
-    for name, value in list(space.items()):
-        if name in named:
-            continue
-        if name.startswith("test") and isinstance(value, types.FunctionType) and not value.__code__.co_argcount:
-            yield value
-        elif isinstance(value, type) and unittest and not runs_itself and issubclass(value, unittest.TestCase):
-            for test in unittest.defaultTestLoader.loadTestsFromTestCase(value):
-                yield test.debug
-
-
 def _compiled(tree: ast.Module, node: ast.stmt) -> types.CodeType:
     flags = 0
     for other in tree.body:
@@ -197,15 +195,47 @@ def _imports(tree: ast.Module) -> Json:
     return found
 
 
+_ODD_MODULES = frozenset(("__main__", "antigravity", "idlelib", "test", "this", "turtle", "turtledemo"))
+
+
+def _unimported(tree: ast.Module, entry_point: str | None) -> dict[str, types.ModuleType]:
+    """Modules of the standard library that the tests use without importing them: by their names, and for nothing that
+    such a module does not have."""
+    used: dict[str, set[str]] = {}
+    bare: set[str] = set()
+    attributes = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used.setdefault(node.value.id, set()).add(node.attr)
+        elif isinstance(node, ast.Name) and id(node) not in attributes:
+            bare.add(node.id)
+    own = _bound(tree) | bare | {(entry_point or "").partition(".")[0]}
+    found: dict[str, types.ModuleType] = {}
+    for name in sys.stdlib_module_names & used.keys() - own - _ODD_MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        if all(hasattr(module, attribute) for attribute in used[name]):
+            found[name] = module
+    return found
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Names that the tests bind, anywhere."""
+    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    found |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
+    found |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    found |= {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.name}
+    return found | {(n.asname or n.name).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.alias)}
+
+
 def _shadowed(tree: ast.Module, entry_point: str | None) -> frozenset[str]:
     """Builtin names that mean the candidate's function: the entry point, or, where the tests name nothing else that
     they do not define, the first such name that they call."""
     if entry_point is not None:
         return frozenset((entry_point.partition(".")[0],)) & _BUILTIN_NAMES
-    stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    stored |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
-    stored |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-    stored |= {(n.asname or n.name).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.alias)}
+    stored = _bound(tree)
     free = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - stored
     if free - _BUILTIN_NAMES:
         return frozenset()
@@ -239,17 +269,42 @@ def _prelude(space: Space, source: str, entry_point: str | None) -> None:
             continue
     else:
         return
-    kept: list[ast.stmt] = []
     for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom) or (
-            isinstance(node, ast.FunctionDef) and node.name != entry_point and not _is_stub(node)
-        ):
-            kept.append(node)
-    for node in kept:
-        try:
-            exec(compile(ast.Module([node], []), "prompt.py", "exec", dont_inherit=True), space)  # noqa: S102
-        except Exception:  # noqa: BLE001, S112 - the name stays the candidate's
-            continue
+        whole = isinstance(node, ast.FunctionDef) and node.name != entry_point and not _is_stub(node)
+        if isinstance(node, ast.Import | ast.ImportFrom) or whole:
+            _execute(node, space)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            _constant(node, space, source, entry_point)
+
+
+def _execute(node: ast.stmt, space: Space) -> bool:
+    try:
+        exec(compile(ast.Module([node], []), "prompt.py", "exec", dont_inherit=True), space)  # noqa: S102
+    except Exception:  # noqa: BLE001 - the name stays the candidate's
+        return False
+    return True
+
+
+def _constant(node: ast.Assign | ast.AnnAssign | ast.AugAssign, space: Space, source: str, entry: str | None) -> None:
+    """A constant of the problem's: a plain value, made of what the problem itself gives. What looks like a variable,
+    because it begins as nothing, can be changed in place, or is declared ``global``, stays the program's."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    used = names - stored | (stored if isinstance(node, ast.AugAssign) else set())
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    flat = [e for t in targets for e in (t.elts if isinstance(t, ast.Tuple | ast.List) else [t])]
+    if not all(isinstance(target, ast.Name) for target in flat) or entry in stored:
+        return
+    if any(name not in space and name not in _BUILTIN_NAMES for name in used):
+        return
+    before = {name: space[name] for name in stored if name in space}
+    done = _execute(node, space)
+    for name in stored & space.keys():
+        value = space[name]
+        varies = not name.isupper() and (not value or values.is_mutable(value))
+        if not done or not is_plain(value) or varies or re.search(rf"\bglobal\b[^\n]*\b{name}\b", source):
+            del space[name]
+            space.update({name: before[name]} if not done and name in before else {})
 
 
 def _is_stub(node: ast.FunctionDef) -> bool:

@@ -24,7 +24,7 @@ from . import frames, values
 from .decoding import Decoder
 from .encoding import Encoder
 from .given import Given, GivenIterator
-from .peer import SEVERAL, Peer
+from .peer import MISSING, SEVERAL, TAMPERED, Peer
 from .values import Json, Malformed
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class Tampered(Exception):
 
 class Missing(Exception):
     """The program does not define a name."""
+
+
+_OWN: dict[type[BaseException], str] = {Tampered: TAMPERED, Missing: MISSING}
 
 
 class CandidatePeer(Peer):
@@ -113,7 +116,7 @@ class CandidatePeer(Peer):
             return self.export(value._given)
         kind = type(value)
         if isinstance(value, types.ModuleType) and value is sys.modules.get(value.__name__):
-            return ["p", value.__name__]
+            return ["p", value.__name__, self.number(value)]
         if issubclass(kind, type):
             if issubclass(value, BaseException):  # type: ignore[arg-type]
                 return ["x", self.exception_class(value)]  # type: ignore[arg-type]
@@ -125,7 +128,7 @@ class CandidatePeer(Peer):
         if vars(builtins).get(kind.__name__) is kind:
             return kind.__name__
         bases = [self.exception_class(base) for base in kind.__bases__ if issubclass(base, BaseException)]
-        return [self.number(kind), str(kind.__name__), bases]
+        return [self.number(kind), _OWN.get(kind) or str(kind.__name__), bases]
 
     def resolve(self, value: list[Any]) -> object:
         tag = value[0]
@@ -157,7 +160,9 @@ class CandidatePeer(Peer):
             if entry.filename == f"{NAME}.py":
                 where = f"line {entry.lineno}, in {entry.name}"
                 break
-        return [self.exception_class(type(error)), self.number(error), encoder.encode(text[:20_000]), args, where]
+        parts = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) else ()
+        described = [self.exception_class(type(error)), self.number(error), encoder.encode(text[:20_000]), args, where]
+        return [*described, [self.describe(encoder, part) for part in parts]]
 
     def restore(self, _decoder: Decoder, described: Json) -> BaseException:
         if described[0] is None:

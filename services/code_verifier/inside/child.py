@@ -39,7 +39,7 @@ class Run:
         self.started = time.monotonic()
         self.deadline = self.started + job["wall_s"]
         self.at_deadline = "time"
-        self.sent = {frames.OUT: 0, frames.ERR: 0}
+        self.sent = {frames.OUT: 0, frames.ERR: 0, frames.DATA: 0}
         self.pipes: dict[int, int] = {}  # descriptor: kind of frame
         self.channel: int | None = None
 

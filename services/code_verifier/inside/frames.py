@@ -15,6 +15,8 @@ HEADER = struct.Struct(">IB")
 CHUNK = 1 << 16
 MESSAGE_LIMIT = 16 << 20
 BODY_LIMIT = 256 << 20
+FAILED_LIMIT = 1 << 15
+"""Bytes of what a child says of its failure, and all that a whole program's child has to say."""
 
 # host to warden
 JOB, DATA, KILL, PING = b"J"[0], b"D"[0], b"K"[0], b"P"[0]
@@ -30,6 +32,10 @@ READY, FAILED, TEST, DONE = b"R"[0], b"F"[0], b"T"[0], b"V"[0]  # child to host
 
 class FrameError(Exception):
     """Bytes that are no frame."""
+
+
+class Closed(EOFError):
+    """The other end of a channel is gone. (A program's own EOFError is none.)"""
 
 
 class Splitter:
@@ -101,10 +107,10 @@ class Channel:
         self._held.clear()
 
     def receive(self) -> tuple[int, bytes]:
-        """The next message; raises :class:`EOFError` when the other end is closed."""
+        """The next message; raises :class:`Closed` when the other end is closed."""
         while not self._ready:
             data = os.read(self._fd, CHUNK)
             if not data:
-                raise EOFError("the channel is closed")
+                raise Closed("the channel is closed")
             self._ready.extend(self._splitter.feed(data))
         return self._ready.pop(0)

@@ -90,13 +90,20 @@ def check_outputs(channel: frames.Channel, reporter: Reporter, source: str) -> N
     channel.send(frames.READY, values.dumps([]))
     while True:
         _, payload = channel.receive()
-        given, output, expected = values.loads(payload)
+        given, output, expected, control = values.loads(payload)
 
-        def run(given: str = given, output: str = output, expected: str = expected) -> tuple[str, str]:
+        def run(
+            given: str = given, output: str = output, expected: str = expected, control: bool = control
+        ) -> tuple[str, str]:
+            failed = "sandbox_error" if control else "wrong_answer"
             try:
                 right = check(given, output, expected)
+                good = right is True or right == 1
             except BaseException as error:  # noqa: BLE001 - over hostile output anything may happen
-                return "wrong_answer", f"the checker: {type(error).__name__}: {error}"
-            return ("passed", "") if right is True or right == 1 else ("wrong_answer", "the checker said no")
+                on = "the checker, on the expected output" if control else "the checker"
+                return failed, f"{on}: {type(error).__name__}: {error}"
+            if control and right is None:
+                return failed, "the checker gives None"
+            return ("passed", "") if good else ("wrong_answer", "the checker said no")
 
         reporter.test(run)

@@ -9,7 +9,6 @@ values.
 from __future__ import annotations
 
 import builtins
-import importlib
 import io
 import operator
 import sys
@@ -21,12 +20,11 @@ from typing import Any, NoReturn
 from . import frames, values
 from .decoding import Decoder
 from .encoding import Encoder
-from .mirrors import FromCandidate, derive, raisable
-from .peer import SEVERAL, Peer, ProtocolError
+from .mirrors import FromCandidate, builtin, derive, mirror, mirrored, raisable
+from .peer import MISSING, SEVERAL, TAMPERED, Peer, ProtocolError
 from .remote import STAND_INS, Remote, RemoteCoroutine
 from .values import TYPES, Json, Malformed
 
-_ODD_MODULES = frozenset(("antigravity", "idlelib", "this", "turtle", "turtledemo"))
 _STREAMS = (io.StringIO, io.BytesIO)
 _UNWIELDY_SIZE, _UNWIELDY_DEPTH = 1 << 20, 100
 _SHARED, _SHARED_SIZE = 64, 10_000
@@ -45,6 +43,7 @@ class JudgePeer(Peer):
         heard: whether the candidate has supplied anything.
         calls: how often it was asked.
         missing: names that it does not define.
+        modules: names of the modules that the tests import: where the program means one, the judge's is taken.
         unwieldy: whether it supplied something so deep or large that passing it on may fail.
     """
 
@@ -58,6 +57,7 @@ class JudgePeer(Peer):
         self.heard = False
         self.calls = 0
         self.missing: set[str] = set()
+        self.modules: frozenset[str] = frozenset()
         self.unwieldy = False
         self._ahead: deque[tuple[bytes, Json]] = deque()
 
@@ -82,7 +82,7 @@ class JudgePeer(Peer):
             self.received(len(payload), 0)
         except (Malformed, ProtocolError) as error:
             self.end("runtime_error", f"the program's side broke the protocol: {error}")
-        except EOFError:
+        except frames.Closed:
             self.end("runtime_error", "the program's side is gone")
         self._ahead.extend(zip(requests, answers, strict=False))
 
@@ -113,7 +113,7 @@ class JudgePeer(Peer):
             result = super().request(operation, *operands)
         except (Malformed, ProtocolError) as error:
             self.end("runtime_error", f"the program's side broke the protocol: {error}")
-        except EOFError:
+        except frames.Closed:
             self.end("runtime_error", "the program's side is gone")
         finally:
             self.heard = True
@@ -165,6 +165,9 @@ class JudgePeer(Peer):
         if issubclass(kind, FromCandidate) and value._gristmill_error is not None:  # type: ignore[attr-defined]
             return self.export(value._gristmill_error)  # type: ignore[attr-defined]
         if issubclass(kind, type) and issubclass(value, FromCandidate):  # type: ignore[arg-type]
+            stood_for = mirrored(value)  # type: ignore[arg-type]
+            if stood_for is not None:
+                return ["v", stood_for.__name__]
             for ref, known in self._classes.items():
                 if known is value:
                     return ["w", ref]
@@ -183,32 +186,35 @@ class JudgePeer(Peer):
                 return found
             case ["x", described]:
                 return self._exception_class(described)
-            case ["p", str(module)] if module.partition(".")[0] in sys.stdlib_module_names - _ODD_MODULES:
-                try:
-                    return importlib.import_module(module)
-                except ImportError as error:
-                    raise Malformed(str(error)) from None
+            case ["p", str(module), int(ref)]:
+                # Nothing is imported for the program's sake, and a module that the tests do not use is no module here:
+                # they would set its attributes, or call its functions, in the program's object's place.
+                own = sys.modules.get(module) if module in self.modules else None
+                return own if own is not None else self.resolve(["o", ref, "object"])
         raise Malformed("an unknown kind of value")
 
     def _exception_class(self, described: Json, depth: int = 0) -> type[BaseException]:
         if type(described) is str:
-            kind = vars(builtins).get(described)
-            if isinstance(kind, type) and issubclass(kind, BaseException):
-                return kind
-            raise Malformed("no such exception")
+            kind = builtin(described)
+            if kind is None:
+                raise Malformed("no such exception")
+            return mirror(kind)
         match described:
             case [int(ref), str(name), list(bases)] if depth < 20 and len(bases) < 20:
                 known = self._classes.get(ref)
                 if known is None:
                     known = self._classes[ref] = derive(
-                        name, [self._exception_class(base, depth + 1) for base in bases] or [Exception]
+                        name, [self._exception_class(base, depth + 1) for base in bases] or [mirror(Exception)]
                     )
                 return known
         raise Malformed("an exception class")
 
     def restore(self, decoder: Decoder, described: Json) -> BaseException:
+        return self._restore(decoder, described, 0)
+
+    def _restore(self, decoder: Decoder, described: Json, depth: int) -> BaseException:
         match described:
-            case [kind_json, int(ref), text_json, args_json, str(where)]:
+            case [kind_json, int(ref), text_json, args_json, str(where), list(parts_json)] if depth < 20:
                 pass
             case _:
                 raise Malformed("an exception")
@@ -216,18 +222,18 @@ class JudgePeer(Peer):
         text, args = decoder.decode(text_json), decoder.decode(args_json)
         if type(text) is not str or type(args) is not tuple:
             raise Malformed("an exception")
-        name = base.__name__
-        if name == "Missing":
-            return raisable(NameError, f"name {text!r} is not defined", args, self.resolve(["o", ref, "object"]), "")
-        if name == "Tampered":
+        name = described[0] if type(kind_json) is str else kind_json[1]
+        remote = self.resolve(["o", ref, "object"])
+        if name == MISSING:
+            return raisable(mirror(NameError), f"name {text!r} is not defined", args, remote, "", [])
+        if name == TAMPERED:
             self.end("runtime_error", f"tampered: {text}")
         if not issubclass(base, Exception):  # SystemExit, KeyboardInterrupt: it must not end the judge
             self.end("runtime_error", f"{name}: {text}"[:2000])
-        if issubclass(base, (StopIteration, StopAsyncIteration)):
-            base = RuntimeError
+        if name in {"StopIteration", "StopAsyncIteration"}:
             text = f"{name}: {text}"
-        error_remote = self.resolve(["o", ref, "object"])
-        return raisable(base, text, args, error_remote, where)
+        parts = [self._restore(decoder, part, depth + 1) for part in parts_json]
+        return raisable(base, text, args, remote, where, parts)
 
     def describe(self, _encoder: Encoder, error: BaseException) -> Json:
         if isinstance(error, FromCandidate) and error._gristmill_error is not None:

@@ -25,6 +25,8 @@ from .values import Json, Malformed
 NESTING = 40
 SEVERAL = "several"
 """First item of a message that holds several requests; the answer is a list of answers to the first of them."""
+MISSING, TAMPERED = "<missing>", "<tampered>"
+"""Names of exceptions of the candidate's side itself, which no class of a program's has by chance."""
 
 
 class ProtocolError(Exception):
@@ -126,14 +128,20 @@ class Peer:
         if type(message) is not list or len(message) != 4 or type(message[2]) is not list:
             raise Malformed("an answer")
         decoder = Decoder(self.resolve, containers)
-        with values.deep():
-            result = decoder.decode(message[1]) if message[0] == "ok" else self.restore(decoder, message[1])
-            for change in message[2]:
-                if type(change) is not list or len(change) != 2:
-                    raise Malformed("a change")
-                if type(change[0]) is not int or change[0] >= len(containers):
-                    raise Malformed("a change of what was not sent")
-                decoder.change(change[0], change[1])
+        try:
+            with values.deep():
+                result = decoder.decode(message[1]) if message[0] == "ok" else self.restore(decoder, message[1])
+                for change in message[2]:
+                    if type(change) is not list or len(change) != 2:
+                        raise Malformed("a change")
+                    if type(change[0]) is not int or change[0] >= len(containers):
+                        raise Malformed("a change of what was not sent")
+                    decoder.change(change[0], change[1])
+        except (Malformed, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001
+            # Whatever Python has against it: it is the other side's doing, not that of the code that asked.
+            raise Malformed(f"{type(error).__name__}: {error}"[:1000]) from None
         self.received(size, decoder.deepest)
         if message[0] == "ok":
             return result if message[3] is None else self.shared(message[3], result)

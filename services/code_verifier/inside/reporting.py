@@ -14,6 +14,10 @@ from .mirrors import FromCandidate
 FILE = "tests.py"
 
 
+class Unusable(Exception):
+    """Tests that cannot be run."""
+
+
 class Reporter:
     """Sends what is found, test by test.
 
@@ -62,7 +66,9 @@ def classify(peer: JudgePeer, run: Callable[[], object]) -> tuple[str, str]:
         for cause in _causes(error):
             if isinstance(cause, Exception):
                 return of_exception(peer, cause)
-        return ("passed", "") if not error.code else ("wrong_answer", f"the tests exited with {error.code!r}")
+        code = error.code
+        good = not isinstance(error, FromCandidate) and (code is None or (type(code) in {int, bool} and code == 0))
+        return ("passed", "") if good else ("wrong_answer", f"the tests exited with {_shown(code)}")
     except BaseException as error:  # noqa: BLE001 - the tests may raise anything
         return peer.found or of_exception(peer, error)
     return peer.found or ("passed", "")
@@ -84,6 +90,8 @@ def of_exception(peer: JudgePeer, error: BaseException) -> tuple[str, str]:
         return "runtime_error", f"what the program gave cannot be passed on: {error}{where}"
     if isinstance(error, values.Uncarried):
         return "sandbox_error", f"the tests pass what cannot be carried: {error}{where}"
+    if isinstance(error, Unusable):
+        return "sandbox_error", str(error)
     if not peer.heard:
         return "sandbox_error", f"the tests failed by themselves: {text}{where}"
     if isinstance(error, MemoryError):
@@ -97,6 +105,10 @@ def _text(error: BaseException) -> str:
     except BaseException as second:  # noqa: BLE001 - KeyError(remote), say, asks the candidate for its repr
         said = f"(no text: {type(second).__name__})"
     return f"{type(error).__name__}: {said[:4000]}" if said else type(error).__name__
+
+
+def _shown(value: object) -> str:
+    return repr(value) if type(value) in {int, bool, str} else f"a {type(value).__name__}"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

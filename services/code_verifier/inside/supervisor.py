@@ -183,11 +183,11 @@ class Supervisor:
                 if run.role != "program":
                     run.deadline, run.at_deadline = time.monotonic() + CLOSING_S, "channel"
             return False
-        if kind != frames.DATA:
-            room = run.job["output_bytes"] - run.sent[kind]
+        if kind != frames.DATA or run.role == "program":
+            room = (run.job["output_bytes"] if kind != frames.DATA else 2 * frames.FAILED_LIMIT) - run.sent[kind]
             run.sent[kind] += size
             if size > room:
-                run.deadline, run.at_deadline = 0.0, "output"
+                run.deadline, run.at_deadline = 0.0, "output" if kind != frames.DATA else "channel"
                 size = max(0, room)
         if size:
             head, body = frames.HEADER.pack(size, kind), memoryview(self._out)[:size]

@@ -28,8 +28,12 @@ FACTORIES: dict[str, Callable[[], object]] = {
 }
 """Factories of a ``defaultdict`` that keep their meaning on the other side."""
 TYPES: dict[str, type] = {
-    name: t for name, t in vars(builtins).items() if type(t) is type and not issubclass(t, BaseException)
+    name: t
+    for name, t in vars(builtins).items()
+    if type(t) is type and t is not object and not issubclass(t, BaseException)
 }
+"""Builtin types that are themselves on the other side. Not ``object``: the tests' own errors are instances of it too,
+and a program could call it by the name of its exception."""
 ARRAY_CODES = frozenset("bBhHiIlLqQfd")
 _MUTABLE = (list, dict, set, deque, bytearray, array.array)
 
