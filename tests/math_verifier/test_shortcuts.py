@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from math_verifier.check import REMEMBERED, check, quick
@@ -26,6 +26,7 @@ NUMBERS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_what_is_decided_without_a_worker_is_what_a_worker_says(gold: str, answer: str) -> None:
     early = quick(gold, answer)
@@ -43,6 +44,7 @@ def test_plain_fractions_need_no_worker(gold: str, answer: str) -> None:
     assert outcome.status == check(gold, answer, POLICY).status
 
 
+@settings(deadline=None)
 @given(st.from_regex(r"\A[+-]?[0-9]{1,6}(\.[0-9]{1,4})?\Z"))
 def test_plain_numbers_are_spelt_as_they_are(text: str) -> None:
     assert normalize(text) == text == _normalized(text)

@@ -331,6 +331,8 @@ def _sequences(a: Seq, b: Seq, policy: MathPolicy) -> Decision:
     if "set" in kinds:
         if kinds & _ORDERED:
             return no("structural", "a set against an ordered list")
+        if any(len({base_name(name) for name in names if name}) > 1 for names in (left_names, right_names)):
+            return no("structural", "a set against values of different names")
         return _same_set(left, right, policy)
     if len(left) != len(right):
         if all(isinstance(item, Seq) and item.kind in _ORDERED for item in (*left, *right)):
@@ -366,12 +368,15 @@ def _groups(
     groups, other = (left, b) if left else (right, a)
     assert groups is not None
     tuples = [Seq(tuple(group.values()), "tuple") for group in groups]
-    if all(isinstance(item, Seq) for item in other.items):
-        return _same_set(tuples, other.items, policy)
+    others, names = _values(other.items)
+    if any(isinstance(name, Sym | Apply) for name in names):
+        return no("structural", "different names")
+    if all(isinstance(item, Seq) for item in others):
+        return _same_set(tuples, others, policy)
     flat = [value for group in tuples for value in group.items]
-    if len(flat) != len(other.items):
+    if len(flat) != len(others):
         return no("structural", "lists of different lengths")
-    return every(compare(one, two, policy) for one, two in zip(flat, other.items, strict=True))
+    return every(compare(one, two, policy) for one, two in zip(flat, others, strict=True))
 
 
 def _repeats(names: Sequence[Node | None]) -> bool:
