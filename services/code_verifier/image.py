@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,8 @@ from gristmill.errors import ConfigError, InfrastructureError
 
 DEFAULT_BASE = "python:3.12-slim"
 DIGEST_LABEL = "gristmill.sandbox.digest"
-BUILD_HINT = "run 'gristmill sandbox build'"
+BUILD_HINT = "run 'gristmill sandbox build' (with --base where python:3.12-slim cannot be pulled)"
+_TAG = re.compile(r"[a-z0-9]+(?:[._:/-]+[a-z0-9]+)*(?::[\w][\w.-]{0,127})?", re.ASCII)
 
 
 def sandbox_dir() -> Path:
@@ -75,8 +77,13 @@ def build_image(
         The image's id.
 
     Raises:
+        ConfigError: the name is none.
         InfrastructureError: the builder failed; the message is its last one.
     """
+    if not _TAG.fullmatch(tag):
+        raise ConfigError(
+            f"{tag!r} is no name of an image: small letters, digits, dots, dashes, and a tag behind a colon"
+        )
     files = image_files()
     with engine.calls() as api:
         answer = api.build(

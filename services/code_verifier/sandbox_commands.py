@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,7 +12,19 @@ from gristmill.cli.options import ConfigFile
 
 sandbox = typer.Typer(no_args_is_help=True, help="The code sandbox: its image, its limits, its leftovers.")
 
+Runtime = Literal["runc", "runsc"]
 Host = Annotated[str | None, typer.Option("--docker-host", help="Address of the Docker engine; code.docker_host.")]
+
+
+@contextmanager
+def _needs_docker() -> Iterator[None]:
+    """Imports of the Docker part: without the extra, an error that names it."""
+    from gristmill.errors import MissingExtra
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtra("the code sandbox", "code", error.name or "docker") from error
 
 
 @sandbox.command()
@@ -27,9 +41,11 @@ def build(
     from rich.markup import escape
 
     from code_verifier.config import CodeConfig
-    from code_verifier.engine import connect
-    from code_verifier.image import build_image
     from gristmill.cli.options import settings_from
+
+    with _needs_docker():
+        from code_verifier.engine import connect
+        from code_verifier.image import build_image
 
     config = settings_from(config_file).section("code", CodeConfig)
     console = Console(stderr=True, highlight=False)
@@ -39,11 +55,13 @@ def build(
             engine, tag=tag, base=base, log=lambda line: console.print(escape(line), style="dim", soft_wrap=True)
         )
     console.print(f"{tag} is {image}", soft_wrap=True)
+    if tag != config.image:
+        console.print(f"to use it, set code.image to {tag} (GRISTMILL_CODE__IMAGE={tag})", soft_wrap=True)
 
 
 @sandbox.command()
 def selftest(
-    runtime: Annotated[str | None, typer.Option(help="Container runtime: runc or runsc; code.runtime.")] = None,
+    runtime: Annotated[Runtime | None, typer.Option(help="Container runtime; code.runtime.")] = None,
     docker_host: Host = None,
     config_file: ConfigFile = None,
 ) -> None:
@@ -53,9 +71,11 @@ def selftest(
     from rich.table import Table
 
     from code_verifier.config import CodeConfig
-    from code_verifier.selftest import self_test
     from gristmill.cli.options import settings_from
     from gristmill.config import merge
+
+    with _needs_docker():
+        from code_verifier.selftest import self_test
 
     config = settings_from(config_file).section("code", CodeConfig)
     flags = {"runtime": runtime, "docker_host": docker_host}
@@ -86,9 +106,11 @@ def gc(
     from rich.console import Console
 
     from code_verifier.config import CodeConfig
-    from code_verifier.engine import connect
-    from code_verifier.gc import collect
     from gristmill.cli.options import settings_from
+
+    with _needs_docker():
+        from code_verifier.engine import connect
+        from code_verifier.gc import collect
 
     config = settings_from(config_file).section("code", CodeConfig)
     console = Console(highlight=False)

@@ -22,6 +22,7 @@ from code_verifier.job import AssertTests, CallTests, Case, Checker, Job, StdioT
 from gristmill.errors import BadInput
 from gristmill.messages import CodeTests, TestCase
 
+KINDS = ("assert", "call", "stdio")
 CALL_TOLERANCE: Final = 1e-6
 """By how much numbers may differ in tests of kind call whose checker is ``float``."""
 MAX_CASES: Final = 10_000
@@ -73,6 +74,10 @@ def read_tests(tests: CodeTests) -> Tests:
     Raises:
         BadTests: they cannot be used; the message says why.
     """
+    if tests.kind not in KINDS:
+        raise BadTests(f"no tests of kind {tests.kind!r}; there are {', '.join(KINDS)}")
+    if tests.checker not in get_args(Checker):
+        raise BadTests(f"no checker {tests.checker!r}; there are {', '.join(get_args(Checker))}")
     limit = tests.time_limit_s
     if limit is not None and not (math.isfinite(limit) and limit > 0):
         raise BadTests(f"the time limit {limit} is not a number of seconds above 0")
@@ -100,9 +105,7 @@ def read_tests(tests: CodeTests) -> Tests:
 
 def _stdio(tests: CodeTests) -> StdioTests:
     checkers: dict[str, Checker] = {name: name for name in get_args(Checker)}
-    checker = checkers.get(tests.checker)
-    if checker is None:
-        raise BadTests(f"no checker {tests.checker!r}; there are {', '.join(checkers)}")
+    checker = checkers[tests.checker]
     if checker != "custom":
         return StdioTests(_cases(tests.cases), checker)
     source = tests.checker_source or ""

@@ -37,9 +37,14 @@ def verify_math(
 
     from gristmill.cli.options import settings_from
     from gristmill.cli.output import complete_file
+    from gristmill.errors import MissingExtra
     from math_verifier.config import MathConfig
-    from math_verifier.offline import Report, verify_lines
-    from math_verifier.pool import open_pool
+
+    try:
+        from math_verifier.offline import Report, verify_lines
+        from math_verifier.pool import open_pool
+    except ModuleNotFoundError as error:
+        raise MissingExtra("checking mathematics", "math", error.name or "sympy") from error
 
     config = settings_from(config_file).section("math", MathConfig)
     console = Console(stderr=True, highlight=False)

@@ -59,7 +59,10 @@ def read_row(line: str, number: int) -> Row:
         text = str(text)
     if not isinstance(text, str):
         raise BadInput(f'line {number}: "pred" or "completion" must be text')
-    kind: Kind = "completion" if pred is None or row.get("kind") == "completion" else "answer"
+    said = row.get("kind")
+    if said not in {None, "answer", "completion"}:
+        raise BadInput(f'line {number}: "kind" is {said!r}: it can be answer or completion')
+    kind: Kind = "completion" if pred is None or said == "completion" else "answer"
     return Row(row.get("id", number), gold, text, kind)
 
 
