@@ -39,8 +39,8 @@ class AssertTests:
     Attributes:
         entry_point: the function that the program is to define, where it is known. Its name is the program's even if it
             is a builtin's.
-        prelude: what the problem itself gives (HumanEval's prompt): imports and whole functions other than
-            ``entry_point`` are the judge's own, so that a program cannot redefine a helper that the tests use.
+        prelude: what the problem itself gives (HumanEval's prompt): imports, constants and whole functions other than
+            ``entry_point`` are the judge's own, so that a program cannot redefine what the tests use.
     """
 
     source: str

@@ -239,6 +239,8 @@ CHEATS: tuple[Program, ...] = (
     _wrong("unread-subtest", "", AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        for a in (2, 3):\n            with self.subTest(a=a):\n                self.assertEqual(add(a, 3), a + 3)\nunittest.main(exit=False)")),
     _wrong("unread-error", "", AssertTests("import unittest\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.x = add(1, 2) + 1\n    def test_add(self):\n        pass\nunittest.main(exit=False)")),
     _wrong("unread-thread", "", AssertTests("import threading\ndef work():\n    assert add(2, 3) == 5\nt = threading.Thread(target=work)\nt.start()\nt.join()")),
+    _wrong("unread-future", "", AssertTests("from concurrent.futures import ThreadPoolExecutor\ndef work():\n    assert add(2, 3) == 5\nwith ThreadPoolExecutor(2) as e:\n    e.submit(work)\n")),
+    _wrong("unread-task", "", AssertTests("import asyncio\nasync def work():\n    assert add(2, 3) == 5\nasync def main():\n    asyncio.create_task(work())\n    await asyncio.sleep(0.01)\nasyncio.run(main())\n")),
     _wrong("unread-doctest", "", AssertTests("import doctest\nt = doctest.DocTestParser().get_doctest('>>> add(2, 3)\\n5\\n', {'add': add}, 'x', None, 0)\ndoctest.DocTestRunner().run(t)")),
     _wrong("uncalled-pytest-class", "", AssertTests("x = add(1, 2)\nclass TestAdd:\n    def test_add(self):\n        assert add(2, 3) == 5\n")),
     _wrong("uncalled-pytest-class-setup", "", AssertTests("x = add(1, 2)\nclass TestAdd:\n    def setup_method(self, method):\n        self.y = add(2, 3)\n    def test_add(self):\n        assert self.y == 5\n")),
@@ -410,6 +412,8 @@ HONEST: tuple[Program, ...] = tuple(
         Program("constants", "EPS = 1e-9\ncount = 0\ndef f():\n    global count\n    count += 1\n    return count",
                 AssertTests("assert f() == 1 and count == 1\nassert EPS == 1e-9", "f", "EPS = 1e-9\ncount = 0\ndef f():\n    global count\n")),
         Program("unread-results", RIGHT, AssertTests("import unittest\nclass T(unittest.TestCase):\n    @unittest.expectedFailure\n    def test_no(self):\n        self.assertEqual(add(2, 3), 6)\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\nunittest.main(exit=False)")),
+        Program("read-futures", RIGHT, AssertTests("from concurrent.futures import ThreadPoolExecutor\ndef work(x):\n    assert add(2, 3) == x\nwith ThreadPoolExecutor(2) as e:\n"
+                "    e.submit(work, 5).result()\n    assert isinstance(e.submit(work, 6).exception(), AssertionError)\n    try:\n        e.submit(work, 7).result()\n    except AssertionError:\n        pass\n    assert list(e.map(add, [1, 2], [3, 4])) == [4, 6]\n")),
         Program("pytest-class", RIGHT, AssertTests("class TestAdd:\n    @classmethod\n    def setup_class(cls):\n        cls.z = 5\n    def setup_method(self):\n        self.y = add(2, 3)\n    def test_add(self):\n        assert self.y == self.z\n    @staticmethod\n    def test_more():\n        assert add(1, 1) == 2\n")),
         Program("pytest-coroutine", "async def add(a, b):\n    return a + b", AssertTests("async def test_add():\n    assert await add(2, 3) == 5\n")),
         Program("unittest", RIGHT, AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n")),

@@ -556,6 +556,37 @@ def test_how_a_whole_program_fails(stage: Stage, said: bytes | None, account: di
     assert stage.run(candidate, waiting, SUM).status == status
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [(frames.READY, b"")],
+        [(frames.FAILED, b"")],
+        [(frames.FAILED, b"[" * 10_000)],
+        [(frames.FAILED, json.dumps(["runtime_error", "x" * (1 << 20)]).encode())],
+        [(frames.FAILED, b'["passed", ""]')],
+        [(frames.FAILED, b'["runtime_error", ""]')] * 2,
+    ],
+    ids=["ready", "empty", "nonsense", "large", "passed", "twice"],
+)
+def test_whole_program_that_speaks(stage: Stage, messages: list[tuple[int, bytes]]) -> None:
+    """The first message that is not its one word of failure ends the run; what comes after it is not read."""
+
+    def script(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.frame(frames.OUT, b"5\n")
+        for kind, payload in messages:
+            warden.say(kind, payload)
+        for _ in range(2000):
+            warden.say(99)
+        warden.until(frames.KILL)
+        warden.say(99)
+        warden.ended()
+
+    outcome = stage.run(script, waiting, SUM)
+    assert outcome.status == "runtime_error"
+    assert "out of turn" in outcome.reason
+
+
 def test_whole_job_has_a_deadline(stage: Stage) -> None:
     job = Job("print(5)", StdioTests((Case("", "5"),) * 3), time_s=1.0)
 

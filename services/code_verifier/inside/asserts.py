@@ -135,6 +135,7 @@ def _run_steps(
     for run_test in uncalled_tests(space, [node for node, _ in steps]):
         if not reporter.test(partial(classify, peer, run_test)):
             return
+    unread.settle()
     if unread.found and not reporter.result(*unread.take(), 0.0):
         return
     if not peer.heard:
@@ -260,7 +261,7 @@ def _shadowed(tree: ast.Module, entry_point: str | None) -> frozenset[str]:
 
 
 def _prelude(space: Space, source: str, entry_point: str | None) -> None:
-    """The problem's own code: imports and whole functions, but for the one to be written."""
+    """The problem's own code: imports, constants and whole functions, but for the one to be written."""
     for text in (source, source + "\n    pass\n"):  # a prompt may end with the head of what is to be written
         try:
             tree = ast.parse(text)

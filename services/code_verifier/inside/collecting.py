@@ -17,7 +17,7 @@ _TAKES_ARGUMENTS = "nothing calls the test {}, which takes arguments"
 
 class Unread:
     """Failures that raise nothing where the tests run: in the results of ``unittest`` and ``doctest``
-    (``main(exit=False)``), and in threads.
+    (``main(exit=False)``), in threads, and in futures and tasks whose results are not asked for.
 
     Attributes:
         found: status and reason of each, until :meth:`take`.
@@ -26,6 +26,7 @@ class Unread:
     def __init__(self, peer: JudgePeer) -> None:
         self._peer = peer
         self._watched: set[str] = set()
+        self._futures: dict[int, BaseException] = {}
         self.found: list[tuple[str, str]] = []
 
     def take(self) -> tuple[str, str]:
@@ -34,9 +35,21 @@ class Unread:
         self.found.clear()
         return self._peer.found or first
 
+    def settle(self) -> None:
+        """At the end of the tests: nobody will ask for the results that nobody has asked for."""
+        for error in self._futures.values():
+            self._note(error)
+        self._futures.clear()
+
     def watch(self) -> None:
         """Look at what the tests have imported until now."""
-        for name, install in (("unittest", self._unittest), ("doctest", self._doctest), ("threading", self._threads)):
+        for name, install in (
+            ("unittest", self._unittest),
+            ("doctest", self._doctest),
+            ("threading", self._threads),
+            ("concurrent.futures", self._pools),
+            ("asyncio", self._loops),
+        ):
             if name not in self._watched and name in sys.modules:
                 self._watched.add(name)
                 install(sys.modules[name])
@@ -89,6 +102,35 @@ class Unread:
             original(args)
 
         module.excepthook = hook
+
+    def _pools(self, module: Any) -> None:
+        future, held = module.Future, self._futures
+        fail, result, exception = future.set_exception, future.result, future.exception
+
+        def set_exception(self: Any, error: BaseException) -> None:
+            held[id(error)] = error
+            fail(self, error)
+
+        def asking(original: Callable[..., Any]) -> Callable[..., Any]:
+            def method(self: Any, *rest: Any, **named: Any) -> Any:
+                try:
+                    return original(self, *rest, **named)
+                finally:
+                    held.pop(id(self._exception), None)
+
+            return method
+
+        future.set_exception, future.result, future.exception = set_exception, asking(result), asking(exception)
+
+    def _loops(self, module: Any) -> None:
+        note, loop = self._note, module.BaseEventLoop
+        original = loop.call_exception_handler
+
+        def call_exception_handler(self: Any, context: dict[str, Any]) -> None:
+            note(context.get("exception"))
+            original(self, context)
+
+        loop.call_exception_handler = call_exception_handler
 
 
 def uncalled_tests(space: dict[str, Any], nodes: list[ast.stmt]) -> Iterator[Callable[[], object]]:
