@@ -67,6 +67,8 @@ _TEXT_GROUP: Final = re.compile(
 _ENVIRONMENT: Final = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}(?:\{[lcr|]*\})?")
 _SLASHED: Final = re.compile(r"(^|[-+=(,]\s*)(\d+/\d+)(?=\s?[A-Za-z](?![A-Za-z]))")
 _LIST_COMMA: Final = re.compile(r"\d,\d{3}(?!\d)")
+_SPACED_UNIT: Final = re.compile(r"([+-]?\d[\d.,]{0,40}|[+-]?\\frac\{\d{1,20}\}\{\d{1,20}\})\s+([AghJKlLmNsVW])")
+"""A whole answer of a number, a space and one letter that may be a unit."""
 _DECIMAL_COMMA: Final = re.compile(
     r"[^\d]{0,4}(?:0,\d+|\d+,(?:\d{2}|\d{4,})|\d{4,},\d+|\d{1,3}(?: \d{3})+,\d{1,2})(?!\d)[^\d,]{0,20}"
 )
@@ -257,6 +259,9 @@ def readings(text: str, policy: MathPolicy) -> Iterator[Node]:
         first = None
     if first is not None:
         yield first
+    spaced = _SPACED_UNIT.fullmatch(text)
+    if spaced:
+        yield parse(f"{spaced[1]}\\text{{ {spaced[2]}}}")
     if time:
         yield Clock(time[0])
     slashed = _SLASHED.sub(r"\1(\2)", text) if "/" in text else text
