@@ -17,7 +17,7 @@ import types
 from functools import partial
 from typing import Any
 
-from . import foresight, frames, values
+from . import foresight, frames, surroundings, values
 from .collecting import Unread, uncalled_tests
 from .encoding import is_plain
 from .judge_peer import JudgePeer
@@ -84,6 +84,10 @@ def run_asserts(channel: frames.Channel, peer: JudgePeer, reporter: Reporter, bo
         steps = [(node, _compiled(tree, node)) for node in tree.body]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reporter.done("sandbox_error", f"the tests do not compile: {type(error).__name__}: {error}")
+    unseen = surroundings.unseen(tree)
+    if unseen is not None:
+        reporter.done("sandbox_error", unseen)
+    peer.around.follow_seed()
     imports = _imports(tree)
     modules = _unimported(tree, body["entry_point"])
     peer.modules = frozenset(str(row[0]) for row in imports) | frozenset(modules)

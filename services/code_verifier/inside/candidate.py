@@ -20,11 +20,12 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import frames, values
+from . import derived, frames, values
 from .decoding import Decoder
-from .encoding import Encoder
+from .encoding import Encoder, Writer
 from .given import Given, GivenIterator
-from .peer import MISSING, SEVERAL, TAMPERED, Peer
+from .peer import MISSING, SEVERAL, SHARED, SHARED_SIZE, TAMPERED, Peer
+from .surroundings import Surrounded
 from .values import Json, Malformed
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class CandidatePeer(Peer):
         self._space = space
         self._active = 0
         self._given: dict[int, Given] = {}
+        self._followed: dict[int, tuple[object, list[Any] | bytes]] = {}
         self._check = builtins_check()
+        self._surrounded = Surrounded(vars(space))
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def ask(self, operation: str, *operands: object) -> Any:
@@ -97,7 +100,7 @@ class CandidatePeer(Peer):
             answer = self.answer_to(request)
             if size + len(answer) > frames.MESSAGE_LIMIT - len(requests) - 2:
                 error = values.Uncarried(f"values of {size + len(answer)} bytes, more than {frames.MESSAGE_LIMIT}")
-                answer = values.dumps(["err", self.describe(Encoder(self.export), error), [], None])
+                answer = values.dumps(["err", self.describe(self.encoder(), error), [], None])
             answers.append(answer)
             size += len(answer)
             if size > SMALL or time.monotonic() > until or answer.startswith(FAILED):
@@ -121,7 +124,35 @@ class CandidatePeer(Peer):
             if issubclass(value, BaseException):  # type: ignore[arg-type]
                 return ["x", self.exception_class(value)]  # type: ignore[arg-type]
             return ["o", self.number(value), "class"]
-        return ["o", self.number(value), _kind_of.get(kind, "object")]
+        known = _kind_of.get(kind)
+        if known is not None:
+            return ["o", self.number(value), known]
+        described = "object" if kind.__hash__ is object.__hash__ else "valued"
+        return ["o", self.number(value), described, self.number(kind), str(kind.__name__)]
+
+    def export_derived(self, encoder: Encoder, value: object, writer: Writer) -> Json:
+        plain = writer(encoder, value)
+        kind = type(value)
+        names = derived.own_names(kind)
+        if names is None or (type(plain) is list and plain[0] == "r"):
+            return plain
+        number = self.number(value)
+        if values.is_mutable(value):
+            held = values.holding(value)
+            self._followed.pop(number, None)
+            if len(held) <= SHARED_SIZE:
+                self._followed[number] = (value, held)
+                if len(self._followed) > SHARED:
+                    del self._followed[next(iter(self._followed))]
+        return ["S", plain, number, names, self.number(kind), str(kind.__name__)]
+
+    def news(self, encoder: Encoder) -> list[Json]:
+        found: list[Json] = []
+        for number, (value, held) in self._followed.items():
+            if not values.same_contents(held, value):
+                self._followed[number] = (value, values.holding(value))
+                found.append([number, "s", encoder.change(value)])
+        return found
 
     def exception_class(self, kind: type[BaseException]) -> Json:
         """A builtin's name, or number, name and bases."""
@@ -135,7 +166,7 @@ class CandidatePeer(Peer):
         if tag == "w":
             return self.owned(value[1])
         if tag == "o":
-            return self._given.setdefault(value[1], Given(self, value[1]))
+            return self._given.setdefault(value[1], Given(self, value[1], value[2:]))
         if tag == "v":
             return getattr(builtins, value[1])
         if tag == "j":
@@ -146,6 +177,7 @@ class CandidatePeer(Peer):
         raise Malformed(f"tag {tag!r}")
 
     def describe(self, encoder: Encoder, error: BaseException) -> Json:
+        own = vars(error).get("_gristmill_own") if type(error).__module__ == "builtins" else None
         try:
             text = str(error)
         except Exception as second:  # noqa: BLE001 - a liar's __str__ may do anything
@@ -162,7 +194,8 @@ class CandidatePeer(Peer):
                 break
         parts = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) else ()
         described = [self.exception_class(type(error)), self.number(error), encoder.encode(text[:20_000]), args, where]
-        return [*described, [self.describe(encoder, part) for part in parts]]
+        described.append([self.describe(encoder, part) for part in parts])
+        return described if type(own) is not int else [*described, own]  # the tests' own, back again
 
     def restore(self, _decoder: Decoder, described: Json) -> BaseException:
         if described[0] is None:
@@ -171,8 +204,10 @@ class CandidatePeer(Peer):
         kind = getattr(builtins, str(described[0]), RuntimeError)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             kind = RuntimeError
-        error: BaseException = kind(described[1])
-        return error
+        error: Any = kind(described[1])
+        error._gristmill_own = described[2]
+        restored: BaseException = error
+        return restored
 
     def share(self, operation: str, value: object) -> int | None:
         # An attribute, an item or a global that the tests may change: ``node.children.append(...)``.
@@ -227,6 +262,18 @@ class CandidatePeer(Peer):
                 return type(target).__enter__(target)
             case "exit", (target,):
                 return type(target).__exit__(target, None, None, None) and None
+            case "surround", (text, output, functions):
+                self._surrounded.enter(text, output, functions)
+                return None
+            case "unsurround", _:
+                return self._surrounded.leave()
+            case "seed", (seed,):
+                random.seed(seed)
+                return None
+            case "operator1", (target, name):
+                return _OPERATORS[name](target)
+            case "round", (target, digits):
+                return round(target) if digits is None else round(target, digits)
             case "operator", (name, *rest):
                 return _OPERATORS[name](*rest)
             case _, (target,):
@@ -261,6 +308,10 @@ _UNARY: dict[str, Callable[[Any], object]] = {
     "repr": repr,
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
+    "hash": hash,
+    "float": float,
+    "int": int,
+    "complex": complex,
 }
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from .attached import bare
+
 
 def equal(got: Any, expected: Any, tolerance: float = 0.0) -> bool:
     """Compare plain data; what is not plain equals nothing."""
+    got = bare(got)
     if isinstance(got, list | tuple):
         return (
             isinstance(expected, list)

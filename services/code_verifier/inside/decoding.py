@@ -24,10 +24,18 @@ class Decoder:
     Args:
         resolve: gives the value of JSON with a tag that is not plain; raises :class:`Malformed`.
         known: containers that both sides know, by number.
+        attach: makes what stands for an instance of a subclass of a plain type, of what describes it and of its plain
+            value; raises :class:`Malformed`.
     """
 
-    def __init__(self, resolve: Callable[[list[Any]], object], known: list[object] | None = None) -> None:
+    def __init__(
+        self,
+        resolve: Callable[[list[Any]], object],
+        known: list[object] | None = None,
+        attach: Callable[[list[Json], Any], object] | None = None,
+    ) -> None:
         self._resolve = resolve
+        self._attach = attach
         self.containers: list[Any] = list(known or ())
         self._depth = 0
         self.deepest = 0
@@ -71,6 +79,18 @@ class Decoder:
         self.containers.append(_UNMADE)
         made = make(self.items(values))
         self.containers[number] = made
+        return made
+
+    def derived(self, value: list[Any]) -> object:
+        """An instance of a subclass of a plain type."""
+        inner = value[1]
+        if self._attach is None or (type(inner) is list and inner[:1] == ["S"]):
+            raise Malformed("a subclass")
+        number = len(self.containers)
+        plain = self.decode(inner)
+        made = self._attach(value[2:], plain)
+        if number < len(self.containers) and self.containers[number] is plain:
+            self.containers[number] = made
         return made
 
     def change(self, number: Json, content: Json) -> None:
@@ -176,6 +196,8 @@ _READERS: dict[str, Callable[[Decoder, list[Any]], object]] = {
     "D": _read_default,
     "a": _read_array,
     "g": _read_range,
+    "e": lambda d, v: slice(*d.items([v[1], v[2], v[3]])),
+    "S": lambda d, v: d.derived(v),
     "E": lambda _d, _v: ...,
     "N": lambda _d, _v: NotImplemented,
     "m": lambda _d, v: Decimal(v[1]),

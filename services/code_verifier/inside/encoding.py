@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 from .values import ARRAY_CODES, DEPTH, FACTORIES, NODES, SCALARS, TYPES, Json, Uncarried, flat
 
@@ -46,16 +46,26 @@ def _scalar(value: Any) -> Json:
     return value
 
 
+Writer: TypeAlias = Callable[["Encoder", Any], Json]
+
+
 class Encoder:
     """Writes values.
 
     Args:
         foreign: gives the JSON of a value that is not plain.
         known: containers that the other side knows already, by number.
+        derived: gives the JSON of an instance of a subclass of a plain type, which by itself is written as that type.
     """
 
-    def __init__(self, foreign: Callable[[object], Json], known: list[object] | None = None) -> None:
+    def __init__(
+        self,
+        foreign: Callable[[object], Json],
+        known: list[object] | None = None,
+        derived: Callable[[Encoder, object, Writer], Json] | None = None,
+    ) -> None:
         self._foreign = foreign
+        self._derived = derived
         self.containers: list[object] = list(known or ())
         self._numbers = {id(c): n for n, c in enumerate(self.containers)}
         self._nodes = 0
@@ -71,6 +81,8 @@ class Encoder:
             writer = _writer_of(kind)
             if writer is None:
                 return self._foreign(value)
+            if self._derived is not None:
+                return self._derived(self, value, writer)
         return writer(self, value)
 
     def _enter(self, value: object, size: int) -> Json | None:
@@ -108,7 +120,7 @@ class Encoder:
 
 
 def _namedtuple_fields(kind: type) -> tuple[str, ...] | None:
-    fields = kind.__dict__.get("_fields")
+    fields = next((vars(c)["_fields"] for c in kind.__mro__ if "_fields" in vars(c)), None)
     if type(fields) is tuple and fields and all(type(f) is str for f in fields):
         return fields
     return None
@@ -161,7 +173,7 @@ def _write_array(e: Encoder, v: Any) -> Json:
     return e._enter(v, len(row)) or ["a", code, *e.contents(row)]
 
 
-_WRITERS: dict[type, Callable[[Encoder, Any], Json]] = {
+_WRITERS: dict[type, Writer] = {
     int: lambda _e, v: _scalar(int.__pos__(v)),
     float: lambda _e, v: _scalar(float.__pos__(v)),
     str: lambda _e, v: _scalar(str.__str__(v)),
@@ -175,9 +187,10 @@ _WRITERS: dict[type, Callable[[Encoder, Any], Json]] = {
     deque: _write_deque,
     bytearray: lambda e, v: e._enter(v, 0) or ["B", bytearray.hex(v)],
 }
-_EXACT: dict[type, Callable[[Encoder, Any], Json]] = {
+_EXACT: dict[type, Writer] = {
     range: lambda _e, v: ["g", _scalar(v.start), _scalar(v.stop), _scalar(v.step)],
     type(...): lambda _e, _v: ["E"],
+    slice: lambda e, v: ["e", *e.contents([v.start, v.stop, v.step])],
     type(NotImplemented): lambda _e, _v: ["N"],
     Decimal: lambda _e, v: ["m", str(v)],
     Fraction: lambda _e, v: ["h", _scalar(v.numerator), _scalar(v.denominator)],
@@ -198,7 +211,7 @@ _BASES = tuple(_WRITERS)
 _WRITERS.update(_EXACT)
 
 
-def _writer_of(kind: type) -> Callable[[Encoder, Any], Json] | None:
+def _writer_of(kind: type) -> Writer | None:
     for base in _BASES:
         if issubclass(kind, base):
             return _WRITERS[base]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -15,19 +17,45 @@ class Asking(Protocol):
 class Given:
     """Something of the tests, passed as an argument: calling it runs the tests' code, where it is."""
 
-    __slots__ = ("_peer", "_ref")
+    __slots__ = ("_peer", "_ref", "_shown")
 
-    def __init__(self, peer: Asking, ref: int) -> None:
+    def __init__(self, peer: Asking, ref: int, shown: list[Any]) -> None:
         self._peer = peer
         self._ref = ref
+        self._shown = shown
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._peer.ask("call", self, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(name)
+            return self._told(name)
         return self._peer.ask("get", self, name)
+
+    def _told(self, name: str) -> Any:
+        """What the tests said of a function when they passed it."""
+        if self._shown[0] != "function":
+            raise AttributeError(name)
+        _, own, qualified, doc, parameters = self._shown
+        match name:
+            case "__name__":
+                return own
+            case "__qualname__":
+                return qualified
+            case "__doc__":
+                return doc
+            case "__signature__":
+                return _signature(parameters)
+            case "__code__":
+                positional = [p[0] for p in parameters if p[1] < _VARIABLE]
+                only = [p[0] for p in parameters if p[1] == _ONLY_NAMED]
+                return types.SimpleNamespace(
+                    co_name=own,
+                    co_argcount=len(positional),
+                    co_kwonlyargcount=len(only),
+                    co_varnames=(*positional, *only),
+                )
+        raise AttributeError(name)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in Given.__slots__:
@@ -54,7 +82,7 @@ class Given:
         return self._peer.ask("item", self, key)
 
     def __hash__(self) -> int:
-        return hash(self._ref)
+        return int(self._peer.ask("hash", self)) if self._shown[0] == "instance" else hash(self._ref)
 
     def __str__(self) -> str:
         return str(self._peer.ask("str", self))
@@ -65,13 +93,29 @@ class Given:
 
 def _forwarded(name: str) -> Callable[[Given, object], Any]:
     def method(self: Given, other: object) -> Any:
+        if self._shown[0] != "instance":  # functions and the like: themselves and nothing else
+            return (self is other) == (name == "eq") if name in {"eq", "ne"} else NotImplemented
         return self._peer.ask("operator", name, self, other)
 
     return method
 
 
+_VARIABLE, _ONLY_NAMED = 2, 3
+
+
+def _signature(parameters: list[list[Any]]) -> inspect.Signature:
+    made = [
+        inspect.Parameter(name, inspect._ParameterKind(kind), default=None if default else inspect.Parameter.empty)
+        for name, kind, default in parameters
+    ]
+    return inspect.Signature(made)
+
+
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul", "truediv", "floordiv", "mod"):
     setattr(Given, f"__{_name}__", _forwarded(_name))
+
+
+Given.__doc__ = property(lambda self: self._told("__doc__") if self._shown[0] == "function" else None)  # type: ignore[assignment]
 
 
 class GivenIterator:

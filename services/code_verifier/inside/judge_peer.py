@@ -18,17 +18,23 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from . import frames, values
+from .attached import attached, bare, changes, kind_of, same_number
 from .decoding import Decoder
-from .encoding import Encoder
+from .encoding import Encoder, Writer
 from .mirrors import FromCandidate, builtin, derive, mirror, mirrored, raisable
-from .peer import MISSING, SEVERAL, TAMPERED, Peer, ProtocolError
-from .remote import STAND_INS, Remote, RemoteCoroutine
+from .peer import MISSING, SEVERAL, SHARED, SHARED_SIZE, TAMPERED, Peer, ProtocolError
+from .remote import Remote, RemoteCoroutine, named_class, stands_in
+from .shown import shown
+from .surroundings import Surroundings, carried
 from .values import TYPES, Json, Malformed
 
 _STREAMS = (io.StringIO, io.BytesIO)
 _UNWIELDY_SIZE, _UNWIELDY_DEPTH = 1 << 20, 100
-_SHARED, _SHARED_SIZE = 64, 10_000
 FORESEEN_BYTES = 1 << 18
+
+
+class Refused(TypeError):
+    """The program asked for what it must not have."""
 
 
 class Stop(BaseException):
@@ -53,12 +59,17 @@ class JudgePeer(Peer):
         self._remotes: dict[int, Remote] = {}
         self._classes: dict[int, type[BaseException]] = {}
         self._shared: dict[int, tuple[object, list[Any] | bytes]] = {}
+        self._attached: dict[int, Any] = {}
+        self._kinds: dict[tuple[type, int], type] = {}
         self.found: tuple[str, str] | None = None
         self.heard = False
         self.calls = 0
         self.missing: set[str] = set()
         self.modules: frozenset[str] = frozenset()
         self.unwieldy = False
+        self.around = Surroundings()
+        self._own_errors: dict[int, BaseException] = {}
+        self._errors_seen = 0
         self._ahead: deque[tuple[bytes, Json]] = deque()
 
     def foresee(self, function: Remote, calls: list[tuple[object, ...]]) -> None:
@@ -66,11 +77,11 @@ class JudgePeer(Peer):
 
         The candidate answers as many as it likes. What it says is looked at when the tests make the call, as ever.
         """
-        if self.found is not None or self._shared or self._ahead:
+        if self.found is not None or self._shared or self._ahead or self.around.changed:
             return
         requests = []
         for arguments in calls:
-            requests.append(values.dumps(Encoder(self.export).encode(("call", function, arguments, {}))))
+            requests.append(values.dumps(self.encoder().encode(("call", function, arguments, {}))))
         if sum(map(len, requests)) > FORESEEN_BYTES:
             return
         self.heard = True
@@ -109,14 +120,16 @@ class JudgePeer(Peer):
             for number, (value, before) in list(self._shared.items()):
                 if not values.same_contents(before, value):
                     self._shared[number] = (value, values.holding(value))
-                    super().request("update", self.resolve(["o", number, "object"]), value)
-            result = super().request(operation, *operands)
+                    super().request("update", Remote(self, number, "object"), bare(value))
+            result = carried(self.around, super().request, operation, operands)
         except (Malformed, ProtocolError) as error:
             self.end("runtime_error", f"the program's side broke the protocol: {error}")
         except frames.Closed:
             self.end("runtime_error", "the program's side is gone")
         finally:
             self.heard = True
+            if not self._nested:
+                self._own_errors.clear()
         return result
 
     def shared(self, number: Json, value: object) -> object:
@@ -128,11 +141,52 @@ class JudgePeer(Peer):
         if type(held) is type(value):
             values.replace(held, values.flat(value))
             value = held
-        if len(values.holding(value)) <= _SHARED_SIZE:
-            self._shared[number] = (value, values.holding(value))
-            if len(self._shared) > _SHARED:
-                del self._shared[next(iter(self._shared))]
+        self._watch(number, value)
         return value
+
+    def _watch(self, number: int, value: object) -> None:
+        held = values.holding(value)
+        self._shared.pop(number, None)
+        if len(held) <= SHARED_SIZE:
+            self._shared[number] = (value, held)
+            if len(self._shared) > SHARED:
+                del self._shared[next(iter(self._shared))]
+
+    def attach(self, described: list[Json], plain: Any) -> object:
+        match described:
+            case [int(ref), list(names), int(number), str(name)] if ref >= 0 and number >= 0:
+                pass
+            case _:
+                raise Malformed("a subclass")
+        if not all(type(name) is str and not name.startswith("_gristmill") for name in names):
+            raise Malformed("a subclass")
+        found = self._attached.get(ref)
+        if found is not None and same_number(found, plain):
+            return found
+        if found is not None and changes(found, plain):
+            values.replace(found, values.flat(plain))
+        else:
+            found = self._attached[ref] = attached(
+                self, ref, names, self._kind(kind_of(type(plain)), number, name), plain
+            )
+        if values.is_mutable(found):
+            self._watch(ref, found)
+        return found
+
+    def _kind(self, base: type, number: int, name: str) -> Any:
+        made = self._kinds.get((base, number))
+        if made is None:
+            made = self._kinds[base, number] = named_class(base, number, name)
+        return made
+
+    def refresh(self, ref: Json, row: list[object]) -> None:
+        found = self._attached.get(ref) if type(ref) is int else None
+        if found is not None and values.is_mutable(found):
+            values.replace(found, row)
+            self._watch(ref, found)
+
+    def export_derived(self, encoder: Encoder, value: object, writer: Writer) -> Json:
+        return self.export(value) if stands_in(value) else writer(encoder, value)
 
     def received(self, size: int, depth: int) -> None:
         self.unwieldy = self.unwieldy or size > _UNWIELDY_SIZE or depth > _UNWIELDY_DEPTH
@@ -160,7 +214,7 @@ class JudgePeer(Peer):
 
     def export(self, value: object) -> Json:
         kind = type(value)
-        if kind in STAND_INS:
+        if stands_in(value):
             return ["w", object.__getattribute__(value, "_gristmill_ref")]
         if issubclass(kind, FromCandidate) and value._gristmill_error is not None:  # type: ignore[attr-defined]
             return self.export(value._gristmill_error)  # type: ignore[attr-defined]
@@ -172,7 +226,7 @@ class JudgePeer(Peer):
                 if known is value:
                     return ["w", ref]
         found = _library_name(value)
-        return found or ["o", self.number(value)]
+        return found or ["o", self.number(value), *shown(value, self._is_instance)]
 
     def resolve(self, value: list[Any]) -> object:
         match value:
@@ -183,6 +237,11 @@ class JudgePeer(Peer):
                 if found is None:
                     make = RemoteCoroutine if kind == "coroutine" else Remote
                     found = self._remotes[ref] = make(self, ref, kind)
+                return found
+            case ["o", int(ref), ("object" | "valued") as kind, int(number), str(name)] if number >= 0:
+                found = self._remotes.get(ref)
+                if found is None:
+                    found = self._remotes[ref] = self._kind(Remote, number, name)(self, ref, kind)
                 return found
             case ["x", described]:
                 return self._exception_class(described)
@@ -214,7 +273,10 @@ class JudgePeer(Peer):
 
     def _restore(self, decoder: Decoder, described: Json, depth: int) -> BaseException:
         match described:
-            case [kind_json, int(ref), text_json, args_json, str(where), list(parts_json)] if depth < 20:
+            case [_, int(), _, _, str(), list(), int(number)] if number in self._own_errors:
+                # One that a callback raised during this call, and that the program let through.
+                return self._own_errors[number]
+            case [kind_json, int(ref), text_json, args_json, str(where), list(parts_json), *_] if depth < 20:
                 pass
             case _:
                 raise Malformed("an exception")
@@ -239,7 +301,11 @@ class JudgePeer(Peer):
         if isinstance(error, FromCandidate) and error._gristmill_error is not None:
             return [None, self.export(error._gristmill_error)[1]]  # its own, back again
         name = next((k.__name__ for k in type(error).__mro__ if vars(builtins).get(k.__name__) is k), "Exception")
-        return [name, str(error)[:1000]]
+        if not isinstance(error, Exception) or isinstance(error, (AssertionError, Refused)):
+            return [name, str(error)[:1000], None]
+        number = self._errors_seen = self._errors_seen + 1
+        self._own_errors[number] = error
+        return [name, str(error)[:1000], number]
 
     def perform(self, operation: str, operands: tuple[Any, ...]) -> object:
         try:
@@ -271,6 +337,8 @@ class JudgePeer(Peer):
                     return ()
             case (("len" | "bool" | "str" | "repr"), (target,)) if self._is_given(target):
                 return _UNARY[operation](target)
+            case "hash", (target,) if self._is_instance(target):
+                return hash(target)
             case "item", (target, key) if self._is_instance(target):
                 return target[key]
             case "operator", (str(name), target, other) if self._is_instance(target) and name in _BINARY:
@@ -280,7 +348,7 @@ class JudgePeer(Peer):
             case "set", (target, str(name), value) if self._is_instance(target) and not name.startswith("_"):
                 setattr(target, name, value)
                 return None
-        raise TypeError(f"{operation} is not possible with what the tests passed")
+        raise Refused(f"{operation} is not possible with what the tests passed")
 
     def _is_given(self, value: object) -> bool:
         return id(value) in self._numbers

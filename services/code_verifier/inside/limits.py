@@ -22,7 +22,7 @@ def set_dumpable(on: bool) -> None:
 
 
 def apply(memory_bytes: int, file_bytes: int, open_files: int, cpu_s: int) -> None:
-    """Limit this process and what it starts, hard as soft."""
+    """Limit this process and what it starts, hard as soft but for the stack."""
     for what, value in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, file_bytes),
@@ -35,9 +35,11 @@ def apply(memory_bytes: int, file_bytes: int, open_files: int, cpu_s: int) -> No
     ):
         soft, hard = resource.getrlimit(what)
         allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        # Programs that recurse ask for an unlimited stack; the address space bounds it.
+        most = hard if what == resource.RLIMIT_STACK else allowed
         # gVisor refuses to set some of them, also to what they are.
-        if (soft, hard) != (allowed, allowed):
-            resource.setrlimit(what, (allowed, allowed))
+        if (soft, hard) != (allowed, most):
+            resource.setrlimit(what, (allowed, most))
 
 
 def _open_counter() -> tuple[int, bytes] | None:

@@ -19,10 +19,11 @@ from typing import Any
 
 from . import frames, values
 from .decoding import Decoder
-from .encoding import Encoder
+from .encoding import Encoder, Writer
 from .values import Json, Malformed
 
 NESTING = 40
+SHARED, SHARED_SIZE = 256, 10_000
 SEVERAL = "several"
 """First item of a message that holds several requests; the answer is a list of answers to the first of them."""
 MISSING, TAMPERED = "<missing>", "<tampered>"
@@ -65,6 +66,26 @@ class Peer:
         """The JSON of what is not plain."""
         raise NotImplementedError
 
+    def export_derived(self, encoder: Encoder, value: object, writer: Writer) -> Json:
+        """The JSON of an instance of a subclass of a plain type: as that type, here."""
+        return writer(encoder, value)
+
+    def encoder(self, known: list[object] | None = None) -> Encoder:
+        """What writes for the other side."""
+        return Encoder(self.export, known, self.export_derived)
+
+    def attach(self, _described: list[Json], _plain: Any) -> object:
+        """What stands for an instance of a subclass of a plain type."""
+        raise Malformed("a subclass")
+
+    def news(self, _encoder: Encoder) -> list[Json]:
+        """New contents of objects that the other side holds a copy of: ``[number, "s", contents]``."""
+        return []
+
+    def refresh(self, _ref: Json, _row: list[object]) -> None:
+        """Take note of such contents; raises :class:`Malformed`."""
+        raise Malformed("a change")
+
     def resolve(self, value: list[Any]) -> object:
         """What such JSON of the other side stands for; raises :class:`Malformed`."""
         raise NotImplementedError
@@ -99,7 +120,7 @@ class Peer:
     def request(self, operation: str, *operands: object) -> Any:
         """Have the other side do something: its value, or its exception raised."""
         with self._turn:
-            encoder = Encoder(self.export)
+            encoder = self.encoder()
             with values.deep():
                 data = values.dumps(encoder.encode((operation, *operands)))
             known = self.foreseen(operation, data)
@@ -127,11 +148,16 @@ class Peer:
     def _accept(self, message: Json, size: int, containers: list[object]) -> Any:
         if type(message) is not list or len(message) != 4 or type(message[2]) is not list:
             raise Malformed("an answer")
-        decoder = Decoder(self.resolve, containers)
+        decoder = Decoder(self.resolve, containers, self.attach)
         try:
             with values.deep():
                 result = decoder.decode(message[1]) if message[0] == "ok" else self.restore(decoder, message[1])
                 for change in message[2]:
+                    if type(change) is list and len(change) == 3:
+                        if change[1] != "s" or type(change[2]) is not list:
+                            raise Malformed("a change")
+                        self.refresh(change[0], decoder.items(change[2]))
+                        continue
                     if type(change) is not list or len(change) != 2:
                         raise Malformed("a change")
                     if type(change[0]) is not int or change[0] >= len(containers):
@@ -153,7 +179,7 @@ class Peer:
 
     def answer_to(self, message: Json) -> bytes:
         """Do what a request asks: the answer."""
-        decoder = Decoder(self.resolve)
+        decoder = Decoder(self.resolve, None, self.attach)
         with values.deep():
             request = decoder.decode(message)
         if type(request) is not tuple or not request or type(request[0]) is not str:
@@ -163,9 +189,10 @@ class Peer:
 
         def build(outcome: Callable[[Encoder], list[Json]]) -> bytes:
             with values.deep():
-                encoder = Encoder(self.export, known)
+                encoder = self.encoder(known)
                 message = outcome(encoder)
                 changed = [[n, encoder.change(c)] for n, c, held in before if not values.same_contents(held, c)]
+                changed += self.news(encoder)
                 return values.dumps([*message[:2], changed, message[2]])
 
         def failed(error: BaseException) -> Callable[[Encoder], list[Json]]:
@@ -193,7 +220,7 @@ class Peer:
             note: BaseException = values.Uncarried("an exception that is too large to carry")
         except (values.Uncarried, RecursionError, MemoryError) as second:
             note = second
-        encoder = Encoder(self.export)
+        encoder = self.encoder()
         return values.dumps(
             ["err", self.describe(encoder, type(error)(str(note)) if _plain(error) else note), [], None]
         )
