@@ -117,7 +117,9 @@ def _ask(subject: _Subject, role: Role, expression: str) -> tuple[Any, Outcome]:
         job = Job(source, StdioTests((Case("", ""),), "exact"))
     else:
         # The judge says nothing to anybody but a verdict; what it found leaves by a candidate that prints it.
-        tests = f"{_probe_source()}\nimport json\nassert tell(json.dumps({expression})) == 1\n"
+        # Its source is a text of theirs: tests that prepare files are refused, for no program could see them.
+        probe = f"exec(compile({_probe_source()!r}, 'probe.py', 'exec'), globals())\n"
+        tests = f"{probe}import json\nassert tell(json.dumps({expression})) == 1\n"
         job = Job("def tell(text):\n    print(text, flush=True)\n    return 1\n", AssertTests(tests))
     outcome = subject.run(job)
     try:

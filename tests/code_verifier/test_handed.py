@@ -67,7 +67,7 @@ def verdicts(shared_pool: SandboxPool) -> dict[str, CodeResult]:
 @pytest.fixture(scope="module")
 def lone_pool(code_config: CodeConfig) -> Iterator[SandboxPool]:
     """One sandbox, so that the next program runs where the last one did."""
-    config = code_config.model_copy(update={"workers": 1, "time_limit_s": 5.0})
+    config = code_config.model_copy(update={"workers": 1, "time_limit_s": 10.0})
     with SandboxPool(config) as pool:
         yield pool
 

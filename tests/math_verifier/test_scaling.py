@@ -16,7 +16,7 @@ from gristmill.publisher import Publisher
 from gristmill.service import ServiceContext
 from math_verifier.config import MathConfig
 from support.context import apply_topics, make_context
-from support.math import all_verdicts, completion
+from support.math_rows import all_verdicts, completion
 from support.processes import Process, gristmill, wait_until
 
 GROUPS, SIZE = 40, 8

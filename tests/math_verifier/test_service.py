@@ -28,7 +28,7 @@ from math_verifier.config import MathConfig, MathPolicy
 from math_verifier.pool import open_pool
 from math_verifier.service import SERVICE, reward_of
 from support.context import apply_topics, make_context
-from support.math import HANGS, all_verdicts, completion
+from support.math_rows import HANGS, all_verdicts, completion
 from support.processes import wait_until
 
 OWN = {"status", "reward", "reason", "extracted", "gold", "stage", "verifier", "verifier_version", "verify_s", "detail"}

@@ -3,8 +3,8 @@
 Such a stand-in *is* plain data in the judge: a list, a number, text, as the base class' own methods read it where it
 came from. Comparisons, arithmetic with plain data, length, iteration and membership are the base class' own, on that
 data; what the subclass says of them never matters. What the base does not have is forwarded, as for a
-:class:`.remote.Remote`; so are methods and items of a container, and texts, that the subclass defines anew, and
-operators that it defines, where the other operand is the candidate's as well.
+:class:`.remote.Remote`; so are methods and texts that the subclass defines anew, items of a container that the tests
+made by calling its class, and operators, where the other operand is the candidate's as well.
 
 Contents are kept the same on both sides: :meth:`JudgePeer.request` sends what the tests changed, each answer brings
 what the program changed.
@@ -36,6 +36,9 @@ _COMPARING = frozenset(
     ]
 )
 """Methods whose argument is what something is compared with: the base class' own, always."""
+_READING = frozenset(("get", "items", "keys", "values"))
+"""What a container that a function gave says of its contents is the base class' own too; the subclass has its say in
+what the tests made by calling it."""
 _get = object.__getattribute__
 _put = object.__setattr__
 
@@ -48,10 +51,12 @@ class Attached:
     _gristmill_class = -1
     _gristmill_base: Any = None
     _gristmill_kind = "object"
+    _gristmill_made = False
     _gristmill_own: frozenset[str] = frozenset()
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _get(self, "_gristmill_own") and not name.startswith("__") and name not in _COMPARING:
+        own = name in _get(self, "_gristmill_own") and not name.startswith("__") and name not in _COMPARING
+        if own and (name not in _READING or _get(self, "_gristmill_made")):
             return ask(self, "get", name)
         return _get(self, name)
 
@@ -97,7 +102,7 @@ def _item(name: str, operation: str, base: Any) -> Callable[..., Any]:
     own = getattr(base, name)
 
     def method(self: Any, key: object, *value: object) -> Any:
-        if name not in self._gristmill_own:
+        if name not in self._gristmill_own or not self._gristmill_made:
             return own(self, key, *value)
         return ask(self, operation, key, *value)
 
@@ -108,7 +113,7 @@ def _missing(base: Any) -> Callable[[Any, object], Any]:
     own = getattr(base, "__missing__", None)
 
     def method(self: Any, key: object) -> Any:
-        if "__missing__" in self._gristmill_own:
+        if "__missing__" in self._gristmill_own and self._gristmill_made:
             return ask(self, "item", key)
         if own is None:
             raise KeyError(key)

@@ -43,7 +43,7 @@ class Remote:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         made = ask(self, "call", args, kwargs)
-        if self._gristmill_kind == "class" and issubclass(type(made), Remote):
+        if self._gristmill_kind == "class" and stands_in(made):
             object.__setattr__(made, "_gristmill_made", True)
         return made
 
