@@ -20,7 +20,7 @@ demo: $(VENV)/.local  ## Install what the line needs, run it on embedded default
 	$(BIN)/gristmill demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests; what needs Docker, Java, npm or a GPU is skipped where it is absent.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.dev  ## Style, types, import contract, schema contract.
 	$(BIN)/ruff check .

@@ -73,6 +73,23 @@ def prefix(request: pytest.FixtureRequest) -> str:
     return f"{name}.{os.getpid()}.{next(_serial)}."
 
 
+LONG = (
+    "tests/line/test_runner.py",
+    "tests/line/",
+    "tests/base_policy/test_smollm2.py",
+    "tests/code_verifier/test_service.py",
+    "tests/code_verifier/test_selftest.py",
+    "tests/math_verifier/test_pool.py",
+    "tests/math_verifier/test_scaling.py",
+)
+"""Files that take longest: they come first, so that no worker is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first. xdist keeps this order (``--no-loadscope-reorder``)."""
+    items.sort(key=lambda item: next((n for n, name in enumerate(LONG) if item.nodeid.startswith(name)), len(LONG)))
+
+
 _skipped: list[tuple[str, str]] = []
 
 
