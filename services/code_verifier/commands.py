@@ -25,13 +25,12 @@ def verify_code(
     config_file: ConfigFile = None,
 ) -> None:
     """Run programs in a file against their tests, in Docker sandboxes; limits come from the ``code`` section."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from functools import partial
 
     from code_verifier.config import CodeConfig
-    from code_verifier.offline import Report, verify_lines
+    from code_verifier.offline import verify_lines
     from gristmill.cli.options import settings_from
-    from gristmill.cli.output import complete_file
+    from gristmill.cli.verify import verify_file
     from gristmill.errors import MissingExtra
 
     try:
@@ -44,28 +43,6 @@ def verify_code(
     config = CodeConfig.model_validate(
         config.model_dump() | {name: value for name, value in over.items() if value is not None}
     )
-    console = Console(stderr=True, highlight=False)
-    report = Report()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        complete_file(target) as out,
-        source.open(encoding="utf-8", errors="replace") as lines,
-        SandboxPool(config) as pool,
-        Progress(*columns, console=console) as progress,
-    ):
-        bar = progress.add_task("characters", total=source.stat().st_size)
-        verify_lines(
-            lines,
-            out,
-            pool,
-            report,
-            lambda size: progress.advance(bar, size),
-            stop_at_first_failure=config.stop_at_first_failure,
-        )
-        progress.update(bar, completed=source.stat().st_size)
-    counts = ", ".join(f"{count} {status}" for status, count in report.statuses.most_common())
-    console.print(f"{report.statuses.total()} rows verified: {counts or 'none'}")
-    for problem in report.bad:
-        console.print(f"{source}: {problem}", style="red", markup=False)
-    if report.bad:
-        raise typer.Exit(1)
+    pool = SandboxPool(config)
+    verify = partial(verify_lines, pool=pool, stop_at_first_failure=config.stop_at_first_failure)
+    verify_file(source, target, pool, verify)

@@ -1,21 +1,20 @@
-"""Rows of a JSONL file in, verdict rows out, in order; bad rows are reported and skipped."""
+"""Rows of programs and their tests: how they are read, run and written."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 import msgspec
 
 from code_verifier.api import CodeResult, Pool, verify_many
-from code_verifier.task import read_tests
+from code_verifier.task import KINDS, read_tests
+from gristmill import offline
 from gristmill.errors import BadInput
 from gristmill.messages import CodeTests, TestCase
-
-KINDS = ("assert", "call", "stdio")
+from gristmill.offline import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +24,6 @@ class Row:
     id: Any
     text: str
     tests: CodeTests
-
-
-@dataclass(slots=True)
-class Report:
-    """What came of a file."""
-
-    statuses: Counter[str] = field(default_factory=Counter)
-    bad: list[str] = field(default_factory=list)
 
 
 def read_row(line: str, number: int) -> Row:
@@ -46,12 +37,7 @@ def read_row(line: str, number: int) -> Row:
     Raises:
         BadInput: no such row, or tests that cannot be used; the message names the line.
     """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"line {number}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise BadInput(f"line {number}: a row must be an object, not {type(row).__name__}")
+    row = offline.read_object(line, number)
     try:
         text = _text(row, "completion")
         if text is None:
@@ -117,38 +103,22 @@ def _text(row: dict[str, Any], name: str) -> str | None:
 def verify_lines(
     lines: Iterable[str],
     out: TextIO,
-    pool: Pool,
     report: Report,
     advance: Callable[[int], None],
     *,
+    pool: Pool,
     stop_at_first_failure: bool = True,
 ) -> None:
-    """Verify every row of ``lines`` and write its verdict to ``out``; ``advance`` is told the characters read."""
-    waiting: deque[tuple[Any, int]] = deque()
+    """Verify every row of ``lines`` and write its verdict to ``out``: see :func:`gristmill.offline.verify_lines`."""
 
-    def rows() -> Iterator[tuple[str, CodeTests]]:
-        for number, line in enumerate(lines, start=1):
-            size = len(line)
-            if not line.strip():
-                advance(size)
-                continue
-            try:
-                row = read_row(line, number)
-            except BadInput as error:
-                report.bad.append(str(error))
-                advance(size)
-                continue
-            waiting.append((row.id, size))
-            yield row.text, row.tests
+    def verify(rows: Iterator[Row]) -> Iterator[CodeResult]:
+        pairs = ((row.text, row.tests) for row in rows)
+        return verify_many(pairs, stop_at_first_failure=stop_at_first_failure, pool=pool)
 
-    for result in verify_many(rows(), stop_at_first_failure=stop_at_first_failure, pool=pool):
-        row_id, size = waiting.popleft()
-        out.write(json.dumps(result_line(row_id, result), ensure_ascii=False) + "\n")
-        report.statuses[result.status] += 1
-        advance(size)
+    offline.verify_lines(lines, out, report, advance, read=read_row, verify=verify, write=result_line)
 
 
-def result_line(row_id: Any, result: CodeResult) -> dict[str, Any]:
+def result_line(row: Row, result: CodeResult) -> dict[str, Any]:
     """A verdict as a row."""
     tests = [
         {"index": test.index, "status": test.status, "seconds": round(test.seconds, 6)}
@@ -156,7 +126,7 @@ def result_line(row_id: Any, result: CodeResult) -> dict[str, Any]:
         for test in result.tests
     ]
     line = {
-        "id": row_id,
+        "id": row.id,
         "status": result.status,
         "correct": result.correct,
         "tests": tests,

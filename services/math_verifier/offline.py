@@ -1,14 +1,14 @@
-"""Rows of a JSONL file in, verdict rows out, in order; bad rows are reported and skipped."""
+"""Rows of math cases: how they are read, checked and written."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TextIO
 
+from gristmill import offline
 from gristmill.errors import BadInput
+from gristmill.offline import Report
 from math_verifier.api import MathResult, verify_many
 from math_verifier.check import Kind
 from math_verifier.config import MathPolicy
@@ -25,26 +25,13 @@ class Row:
     kind: Kind
 
 
-@dataclass(slots=True)
-class Report:
-    """What came of a file."""
-
-    statuses: Counter[str] = field(default_factory=Counter)
-    bad: list[str] = field(default_factory=list)
-
-
 def read_row(line: str, number: int) -> Row:
     """A row ``{"id", "gold", "pred" or "completion"}``; a row with ``"kind": "completion"`` may hold one in ``pred``.
 
     Raises:
         BadInput: no such row; the message names the line.
     """
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
-        raise BadInput(f"line {number}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise BadInput(f"line {number}: a row must be an object, not {type(row).__name__}")
+    row = offline.read_object(line, number)
     gold, pred, completion = row.get("gold"), row.get("pred"), row.get("completion")
     if isinstance(gold, int | float) and not isinstance(gold, bool):
         gold = str(gold)
@@ -69,34 +56,18 @@ def read_row(line: str, number: int) -> Row:
 def verify_lines(
     lines: Iterable[str],
     out: TextIO,
-    policy: MathPolicy,
-    pool: Pool,
     report: Report,
     advance: Callable[[int], None],
+    *,
+    policy: MathPolicy,
+    pool: Pool,
 ) -> None:
-    """Verify every row of ``lines`` and write its verdict to ``out``; ``advance`` is told the characters read."""
-    waiting: deque[tuple[Row, int]] = deque()
+    """Verify every row of ``lines`` and write its verdict to ``out``: see :func:`gristmill.offline.verify_lines`."""
 
-    def rows() -> Iterator[tuple[str, str, Kind]]:
-        for number, line in enumerate(lines, start=1):
-            size = len(line)
-            if not line.strip():
-                advance(size)
-                continue
-            try:
-                row = read_row(line, number)
-            except BadInput as error:
-                report.bad.append(str(error))
-                advance(size)
-                continue
-            waiting.append((row, size))
-            yield row.gold, row.text, row.kind
+    def verify(rows: Iterator[Row]) -> Iterator[MathResult]:
+        return verify_many(((row.gold, row.text, row.kind) for row in rows), policy=policy, pool=pool)
 
-    for result in verify_many(rows(), policy=policy, pool=pool):
-        row, size = waiting.popleft()
-        out.write(json.dumps(_line(row, result), ensure_ascii=False) + "\n")
-        report.statuses[result.status] += 1
-        advance(size)
+    offline.verify_lines(lines, out, report, advance, read=read_row, verify=verify, write=_line)
 
 
 def _line(row: Row, result: MathResult) -> dict[str, Any]:

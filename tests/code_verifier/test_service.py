@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,9 @@ from gristmill.local.options import LineOptions, resolve
 from gristmill.messages import (
     CodeTests,
     Completion,
-    PolicySpan,
     Problem,
-    Sampling,
     Verdict,
     make_sample_id,
-    pack_ids,
-    pack_logprobs,
 )
 from gristmill.publisher import Publisher
 from gristmill.reader import read_all
@@ -42,82 +37,35 @@ from problem_producer.config import ProblemsConfig
 from problem_producer.sequence import ProblemSequence
 from support.context import apply_topics, make_context, make_problem
 from support.processes import Process, gristmill, wait_until
+from support.verifiers import OWN, RunningService, all_verdicts, full_completion
 
-OWN = {"status", "reward", "reason", "extracted", "gold", "stage", "verifier", "verifier_version", "verify_s", "detail"}
-"""Fields of a verdict that a completion does not have."""
 ADD = "```python\ndef add(a, b):\n    return a + b\n```"
 TESTS = CodeTests(kind="assert", source="assert add(2, 3) == 5\nassert add(1, 1) == 2\n", entry_point="add")
 DATA = Path(os.environ.get("GRISTMILL_SHARED", Path(__file__).parents[3] / "shared")) / "datasets"
 
 
-def completion(problem: Problem, index: int, text: str, **over: Any) -> Completion:
+def completion(problem: Problem, index: int, text: str) -> Completion:
     """What the generator would make of a problem."""
-    values: dict[str, Any] = {
-        "run_id": problem.run_id,
-        "sample_id": make_sample_id(problem.group_id, index),
-        "group_id": problem.group_id,
-        "index": index,
-        "ordinal": problem.ordinal,
-        "group_size": problem.group_size,
-        "problem_id": problem.problem_id,
-        "kind": "code",
-        "source": problem.source,
-        "difficulty": 0.25,
-        "tests": problem.tests,
-        "prompt_token_ids": pack_ids([1, 2, 3]),
-        "completion_token_ids": pack_ids([4, 5, 6, index]),
-        "logprobs": pack_logprobs([-0.5, -0.25, -1.5, -0.125]),
-        "text": text,
-        "finish_reason": "stop",
-        "policy_run_id": problem.run_id,
-        "policy_version_oldest": 3,
-        "policy_version_newest": 4,
-        "policy_spans": (PolicySpan(version=3, start=0, length=2), PolicySpan(version=4, start=2, length=2)),
-        "sampling": Sampling(temperature=0.7, max_new_tokens=64, seed=index),
-        "engine": "http://engine",
-        "engine_weight_version": "run-v3",
-        "admission_wait_s": 0.5,
-        "generation_s": 1.5,
-        "problem_created_at_ms": 11,
-        "completed_at_ms": 12,
-    }
-    return Completion(**values | over)
-
-
-class RunningService:
-    """The service in a thread, as ``gristmill run`` would run it."""
-
-    def __init__(self, ctx: ServiceContext[CodeConfig]) -> None:
-        self.ctx = ctx
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(SERVICE.run(self.ctx))  # type: ignore[arg-type]
-        except BaseException as error:  # noqa: BLE001 (shown to the test)
-            self.failure = error
-
-    def __enter__(self) -> RunningService:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ctx.stop.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        if self.failure is not None:
-            raise self.failure
+    return full_completion(
+        problem.ordinal,
+        index,
+        text,
+        run_id=problem.run_id,
+        sample_id=make_sample_id(problem.group_id, index),
+        group_id=problem.group_id,
+        group_size=problem.group_size,
+        problem_id=problem.problem_id,
+        kind="code",
+        source=problem.source,
+        tests=problem.tests,
+        policy_run_id=problem.run_id,
+    )
 
 
 def verdicts(ctx: ServiceContext[CodeConfig], *, repeats: bool = False) -> dict[str, Verdict]:
     """Verdicts by sample; without ``repeats`` each comes once."""
-    records = list(read_all(ctx.common, ctx.codec, ctx.topics.verdicts, Verdict))
-    found: dict[str, Verdict] = {}
-    for record in records:
-        assert record.message is not None
-        assert record.key == record.message.group_id
-        found[record.message.sample_id] = record.message
+    records = all_verdicts(ctx)
+    found = {verdict.sample_id: verdict for verdict in records}
     assert repeats or len(found) == len(records)
     return found
 
@@ -158,7 +106,7 @@ def test_completions_become_verdicts(embedded_broker: Any, prefix: str, code_con
         lost = [("sample_id", b"run:00000009/3"), ("group_size", b"4")]
         publisher.publish_raw(ctx.topics.completions_code, "run:00000009", b"rubbish", lost)
         publisher.flush_acked(30)
-    with RunningService(ctx) as service:
+    with RunningService(SERVICE, ctx, stop_timeout_s=60) as service:
         wait_until(lambda: len(verdicts(ctx)) >= 13 or service.failure is not None, 90)
     found = verdicts(ctx)
     for item, expected in zip(sent, texts.values(), strict=True):

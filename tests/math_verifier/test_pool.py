@@ -29,8 +29,9 @@ from math_verifier.pool import Pool
 from math_verifier.pool_base import Limits
 from math_verifier.pool_ray import RayPool
 from support.context import apply_topics, make_context
-from support.math_rows import HANGS, all_verdicts, completion
+from support.math_rows import HANGS, completion
 from support.processes import Process, gristmill, wait_until
+from support.verifiers import all_verdicts
 
 POLICY = MathPolicy()
 MARGIN_S = 3.0

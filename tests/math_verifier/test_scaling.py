@@ -16,8 +16,9 @@ from gristmill.publisher import Publisher
 from gristmill.service import ServiceContext
 from math_verifier.config import MathConfig
 from support.context import apply_topics, make_context
-from support.math_rows import all_verdicts, completion
+from support.math_rows import completion
 from support.processes import Process, gristmill, wait_until
+from support.verifiers import all_verdicts
 
 GROUPS, SIZE = 40, 8
 TEXTS = (

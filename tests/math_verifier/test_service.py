@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +26,9 @@ from math_verifier.config import MathConfig, MathPolicy
 from math_verifier.pool import open_pool
 from math_verifier.service import SERVICE, reward_of
 from support.context import apply_topics, make_context
-from support.math_rows import HANGS, all_verdicts, completion
+from support.math_rows import HANGS, completion
 from support.processes import wait_until
-
-OWN = {"status", "reward", "reason", "extracted", "gold", "stage", "verifier", "verifier_version", "verify_s", "detail"}
-"""Fields of a verdict that a completion does not have."""
-
-
-class RunningService:
-    """The service in a thread, as ``gristmill run`` would run it."""
-
-    def __init__(self, ctx: ServiceContext[MathConfig]) -> None:
-        self.ctx = ctx
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(SERVICE.run(self.ctx))  # type: ignore[arg-type]
-        except BaseException as error:  # noqa: BLE001 (shown to the test)
-            self.failure = error
-
-    def __enter__(self) -> RunningService:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ctx.stop.set()
-        self._thread.join(40)
-        assert not self._thread.is_alive()
-        if self.failure is not None:
-            raise self.failure
+from support.verifiers import OWN, RunningService, all_verdicts
 
 
 @pytest.fixture
@@ -96,7 +66,7 @@ def test_completions_become_verdicts(ctx: ServiceContext[MathConfig]) -> None:
         )
         publisher.publish_raw(ctx.topics.completions_math, "run:00000010", b"rubbish", [])
         publisher.flush_acked(30)
-    with RunningService(ctx):
+    with RunningService(SERVICE, ctx):
         wait_until(lambda: len(verdicts(ctx)) >= 8, 60)
         wait_until(lambda: len(list(read_all(ctx.common, ctx.codec, ctx.topics.dead_letters))) >= 2, 30)
     found = verdicts(ctx)

@@ -210,7 +210,6 @@ _LEAVES = frozenset({Num, Sym, Const, Named, Text, BaseNum, Clock})
 """Nodes without children."""
 _NO_NAMES: frozenset[str] = frozenset()
 ZERO = Num(Fraction(0))
-ONE = Num(Fraction(1))
 MINUS_ONE = Num(Fraction(-1))
 HALF = Num(Fraction(1, 2))
 INFINITY = Const("inf")

@@ -71,7 +71,6 @@ textbf textit
 """)
 CLOSERS: Final = _names("choose rangle rfloor rceil rvert rVert mid quad end over bmod pmod land lor wedge vee")
 """Commands that no factor starts with."""
-OPERATORS: Final = _names("cdot times div cup cap setminus pm mp sum int")
 COMMON_WORDS: Final = _names("""
 no yes not one two six ten odd red all any sum day man boy dog cat ace god own now won ton eat tea ate sun mon tue wed
 thu fri sat the and for blue even true none east west north south left right both zero up down is it only if
