@@ -6,10 +6,10 @@ import asyncio
 import hmac
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -22,12 +22,9 @@ from embedded_engine.protocol import (
     AbortRequest,
     ContinueRequest,
     GenerateRequest,
-    LoadLoraRequest,
     PauseRequest,
-    UnloadLoraRequest,
-    UpdateVersionRequest,
-    UpdateWeightsRequest,
 )
+from embedded_engine.weight_routes import add_adapters, add_weights
 
 OPEN_PATHS = ("/health", "/metrics")
 _encode = msgspec.json.Encoder().encode
@@ -38,7 +35,8 @@ def build_app(engine: Engine, registry: CollectorRegistry) -> FastAPI:
     app = FastAPI(title="Gristmill embedded engine", docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_generation(app, engine)
-    _add_control(app, engine)
+    add_adapters(app, engine)
+    add_weights(app, engine)
     _add_status(app, engine, registry)
     if engine.config.api_key is not None:
         app.add_middleware(BearerAuth, key=engine.config.api_key.get_secret_value())
@@ -136,53 +134,6 @@ def _add_generation(app: FastAPI, engine: Engine) -> None:
     async def resume(_: ContinueRequest) -> dict[str, str]:
         await engine.resume()
         return {"message": "Generation continued successfully.", "status": "ok"}
-
-
-def _add_control(app: FastAPI, engine: Engine) -> None:
-    def adapters(error: Exception | None) -> Response:
-        body = {
-            "success": error is None,
-            "error_message": "" if error is None else str(error),
-            "loaded_adapters": engine.adapters.names(),
-        }
-        return JSONResponse(body, status_code=200 if error is None else 400)
-
-    @app.post("/load_lora_adapter")
-    async def load(body: LoadLoraRequest) -> Response:
-        try:
-            await engine.load_adapter(body)
-        except (RefusedRequest, UnsupportedModel) as error:
-            return adapters(error)
-        return adapters(None)
-
-    @app.post("/unload_lora_adapter")
-    async def unload(body: UnloadLoraRequest) -> Response:
-        try:
-            await engine.adapters.unload(body.lora_name)
-        except RefusedRequest as error:
-            return adapters(error)
-        return adapters(None)
-
-    @app.post("/update_weights_from_disk")
-    async def update(body: UpdateWeightsRequest) -> Response:
-        try:
-            message, paused = await engine.update_weights(body)
-        except (RefusedRequest, UnsupportedModel) as error:
-            failure = {"success": False, "message": f"Failed to update weights: {error}", "num_paused_requests": 0}
-            return JSONResponse(failure, status_code=400)
-        return JSONResponse({"success": True, "message": message, "num_paused_requests": paused})
-
-    @app.post("/update_weight_version")
-    async def rename(body: UpdateVersionRequest) -> dict[str, Any]:
-        await engine.update_version(body)
-        message = f"Weight version updated to {body.new_version}"
-        return {"success": True, "message": message, "new_version": body.new_version}
-
-    @app.api_route("/flush_cache", methods=["GET", "POST"])
-    async def flush(timeout: Annotated[float, Query(ge=0.0)] = 0.0) -> Response:
-        if await engine.flush_cache(timeout):
-            return Response("Cache flushed.\n")
-        return Response("Flush cache failed: requests are running or waiting.\n", status_code=400)
 
 
 def _add_status(app: FastAPI, engine: Engine, registry: CollectorRegistry) -> None:

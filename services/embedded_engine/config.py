@@ -51,3 +51,5 @@ class EngineConfig(Section):
     """Adapters held at once; loading one more unloads the least recently used that is not pinned."""
     max_lora_rank: int = Field(default=256, ge=1)
     """Adapters of a higher rank are refused."""
+    update_timeout_s: float = Field(default=120.0, gt=0.0)
+    """Seconds that a trainer may take to join a weight update group, or to broadcast one tensor."""

@@ -18,19 +18,18 @@ from embedded_engine.adapters import AdapterRegistry, Loaded
 from embedded_engine.config import EngineConfig
 from embedded_engine.errors import Overloaded, RefusedRequest, UnsupportedModel
 from embedded_engine.gate import Gate
-from embedded_engine.model.lora import Adapter, load_adapter
+from embedded_engine.model.lora import IN_BODY, Adapter, Placement, build_adapter, check_tensors, load_adapter
 from embedded_engine.model.runner import Model
-from embedded_engine.model.weights import Weights
 from embedded_engine.protocol import (
     GenerateRequest,
-    LoadLoraRequest,
     SamplingParams,
-    UpdateVersionRequest,
-    UpdateWeightsRequest,
 )
 from embedded_engine.request import FinishReason, Generation, SamplingPlan, abort_reason
 from embedded_engine.scheduler import Scheduler
+from embedded_engine.tensor_payload import read_named_tensors
 from embedded_engine.tokenizer import Tokenizer
+from embedded_engine.weight_protocol import LoadLoraRequest, LoadLoraTensorsRequest
+from embedded_engine.weight_updates import WeightUpdates
 
 ABORTED = "Abort request"
 STOPPING = "The engine is shutting down."
@@ -59,7 +58,7 @@ class Engine:
         self.scheduler = scheduler
         self.gate = Gate()
         self.adapters = AdapterRegistry(config.max_loaded_loras, self.gate, self._forget)
-        self.model_path = config.model_path or ""
+        self.weights = WeightUpdates(config, model, scheduler, self.gate, lambda: self.abort(None))
         self.created = time.time()
         self.stopping = False
         self.failure: BaseException | None = None
@@ -69,6 +68,11 @@ class Engine:
         if tokenizer.eos_token_id is not None:
             eos.add(tokenizer.eos_token_id)
         self.eos = frozenset(eos)
+
+    @property
+    def model_path(self) -> str:
+        """Where the base weights came from last, as far as they came from a folder."""
+        return self.weights.model_path
 
     @property
     def weight_version(self) -> str:
@@ -155,56 +159,20 @@ class Engine:
 
     async def load_adapter(self, body: LoadLoraRequest) -> None:
         """Read and register an adapter. Raises RefusedRequest or UnsupportedModel."""
+        place = self._placement(body.lora_name, body.pinned)
+        await self.adapters.load(body.lora_name, lambda: load_adapter(self.model.spec, place, body.lora_path))
+
+    async def load_adapter_from_tensors(self, body: LoadLoraTensorsRequest) -> None:
+        """Register an adapter whose tensors came in the body. Raises RefusedRequest or UnsupportedModel."""
+        place = self._placement(body.lora_name, body.pinned)
 
         def read() -> Adapter:
-            return load_adapter(
-                self.model.spec,
-                body.lora_name,
-                body.lora_path,
-                dtype=self.model.dtype,
-                device=self.model.device,
-                max_rank=self.config.max_lora_rank,
-                pinned=body.pinned,
-            )
+            tensors = dict(read_named_tensors(body.serialized_tensors, body.load_format))
+            if body.expected_checksums is not None:
+                check_tensors(tensors, body.expected_checksums)
+            return build_adapter(self.model.spec, place, IN_BODY, body.config_dict, tensors)
 
         await self.adapters.load(body.lora_name, read)
-
-    async def update_weights(self, body: UpdateWeightsRequest) -> tuple[str, int]:
-        """Put another checkpoint of the same shape in place; on failure nothing has changed.
-
-        Returns:
-            A message, and the number of requests that were paused meanwhile.
-
-        Raises:
-            RefusedRequest: ``flush_cache`` while paused requests hold cache.
-            UnsupportedModel: a checkpoint that does not fit.
-        """
-        if body.abort_all_requests:
-            self.abort(None)
-        weights = await asyncio.to_thread(self.model.read_update, body.model_path)
-        async with self.gate.updating():
-            paused = self.gate.inside
-            if body.flush_cache and paused:
-                raise RefusedRequest(
-                    f"flush_cache=true, but {paused} paused requests hold cache: send flush_cache=false, or pause "
-                    f"with mode=abort"
-                )
-            await self._done(self.scheduler.update_model(lambda model: _swap(model, weights, body.weight_version)))
-            self.model_path = body.model_path
-        message = "Succeeded to update model weights."
-        if body.weight_version is not None:
-            message += f" Weight version updated to {body.weight_version}."
-        return message, paused
-
-    async def update_version(self, body: UpdateVersionRequest) -> None:
-        """Rename the weights in force."""
-        if body.abort_all_requests:
-            self.abort(None)
-
-        def rename() -> None:
-            self.model.weight_version = body.new_version
-
-        await self._done(self.scheduler.call(rename))
 
     async def flush_cache(self, timeout: float) -> bool:
         """Drop cached prefixes once nothing runs, waiting at most ``timeout`` seconds for that."""
@@ -391,18 +359,15 @@ class Engine:
         generation.weight_version = self.weight_version
         return self._answer(generation, 0, body)
 
+    def _placement(self, name: str, pinned: bool) -> Placement:
+        return Placement(name, self.model.dtype, self.model.device, self.config.max_lora_rank, pinned)
+
     async def _forget(self, adapter: Adapter) -> None:
         await self._done(self.scheduler.forget_adapter(adapter))
 
     @staticmethod
     async def _done(future: Any) -> None:
         await asyncio.wrap_future(future)
-
-
-def _swap(model: Model, weights: Weights, version: str | None) -> None:
-    model.swap(weights)
-    if version is not None:
-        model.weight_version = version
 
 
 def _raise_for(finish: FinishReason) -> None:

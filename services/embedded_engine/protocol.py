@@ -186,44 +186,6 @@ class ContinueRequest(Body):
     torch_empty_cache: StrictBool = True
 
 
-class LoadLoraRequest(Body):
-    """POST /load_lora_adapter."""
-
-    lora_name: StrictStr = Field(min_length=1)
-    lora_path: StrictStr = Field(min_length=1)
-    pinned: StrictBool = False
-
-
-class UnloadLoraRequest(Body):
-    """POST /unload_lora_adapter."""
-
-    lora_name: StrictStr = Field(min_length=1)
-
-
-class UpdateWeightsRequest(Body):
-    """POST /update_weights_from_disk."""
-
-    model_path: StrictStr = Field(min_length=1)
-    load_format: Literal["auto", "safetensors"] | None = None
-    abort_all_requests: StrictBool = False
-    weight_version: StrictStr | None = None
-    flush_cache: StrictBool = True
-    keep_pause: StrictBool = False
-    """An update never ends a pause, so either value holds."""
-    torch_empty_cache: StrictBool = False
-    recapture_cuda_graph: Literal[False] = False
-    is_async: Literal[False] = False
-    token_step: StrictInt = 0
-    manifest: None = None
-
-
-class UpdateVersionRequest(Body):
-    """POST /update_weight_version."""
-
-    new_version: StrictStr
-    abort_all_requests: StrictBool = True
-
-
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise RefusedRequest(message)

@@ -58,10 +58,37 @@ def server_info(engine: Engine) -> dict[str, Any]:
         "context_length": spec.context_length,
         "vocab_size": spec.vocab_size,
         "max_total_num_tokens": engine.scheduler.max_total_tokens,
+        "tp_size": 1,
+        "dp_size": 1,
+        "pp_size": 1,
+        # Decoding is not captured in CUDA graphs, so no size of the batch is better than its neighbours.
+        "cuda_graph_max_bs_decode": None,
+        "cuda_graph_config": None,
+        "internal_states": [_internal_state(engine)],
         "enable_lora": True,
         "loaded_adapters": engine.adapters.names(),
         "paused": engine.gate.paused,
         "parameters": engine.model.transformer.weights.parameters,
+    }
+
+
+def _internal_state(engine: Engine) -> dict[str, Any]:
+    stats = engine.scheduler.stats
+    return {
+        "last_gen_throughput": stats.throughput,
+        "effective_max_running_requests_per_dp": engine.scheduler.max_running,
+        "memory_usage": _memory(engine),
+    }
+
+
+def _memory(engine: Engine) -> dict[str, Any]:
+    """Gigabytes of weights and cache, and the tokens that the cache holds."""
+    weights = engine.model.transformer.weights.parameters * engine.model.dtype.itemsize
+    return {
+        "weight": weights / 2**30,
+        "kvcache": engine.model.cache.bytes() / 2**30,
+        "graph": 0.0,
+        "token_capacity": engine.scheduler.max_total_tokens,
     }
 
 
@@ -94,16 +121,16 @@ def loads(engine: Engine, include: str | None) -> dict[str, Any]:
     }
     everything = "all" in sections
     if everything or "memory" in sections:
-        weights = engine.model.transformer.weights.parameters * engine.model.dtype.itemsize
+        used = _memory(engine)
         load["memory"] = {
-            "weight_gb": weights / 2**30,
-            "kv_cache_gb": engine.model.cache.bytes() / 2**30,
-            "graph_gb": 0.0,
+            "weight_gb": used["weight"],
+            "kv_cache_gb": used["kvcache"],
+            "graph_gb": used["graph"],
             "token_capacity": total,
         }
     if everything or "lora" in sections:
-        used, limit = len(engine.adapters), engine.config.max_loaded_loras
-        load["lora"] = {"slots_used": used, "slots_total": limit, "utilization": used / limit}
+        slots, limit = len(engine.adapters), engine.config.max_loaded_loras
+        load["lora"] = {"slots_used": slots, "slots_total": limit, "utilization": slots / limit}
     if everything or "queues" in sections:
         load["queues"] = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0}
     return {"timestamp": datetime.now(UTC).isoformat(), "version": __version__, "loads": [load]}

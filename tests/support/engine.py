@@ -13,9 +13,6 @@ from typing import Any, Literal
 import httpx
 import torch
 
-from embedded_engine.config import EngineConfig
-from embedded_engine.server import EngineServer
-
 Kind = Literal["qwen2", "llama", "qwen3"]
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EOS = 1
@@ -116,6 +113,10 @@ class RunningEngine:
     """A real server on a free port, in a thread of this process."""
 
     def __init__(self, model: Path, **settings: Any) -> None:
+        # Here, not above: the contract suite runs where the embedded engine's libraries are not installed.
+        from embedded_engine.config import EngineConfig
+        from embedded_engine.server import EngineServer
+
         self.server = EngineServer(EngineConfig(model_path=str(model), port=0, threads=1, seed=7, **settings))
         self.url = self.server.url
         self.failure: BaseException | None = None

@@ -1,4 +1,4 @@
-"""LoRA adapters: read from PEFT's files, applied per token, several of them in one batch.
+"""LoRA adapters: read from PEFT's files or tensors, applied per token, several of them in one batch.
 
 The adapters of a batch are laid side by side: one product with all their A matrices, a mask that keeps for
 each token the columns of its own adapter, one product with all their B matrices. A token without an adapter
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from embedded_engine.errors import UnsupportedModel
+from embedded_engine.model.checksum import sha256
 from embedded_engine.model.spec import ModelSpec
 
 Group = Literal["qkv", "o", "gate_up", "down"]
@@ -51,6 +52,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal", None),
 }
 """Settings of PEFT that change the arithmetic, with the values that do not. Others are refused."""
+
+IN_BODY = "__tensor__"
+"""Path of an adapter that came in a request body, as SGLang calls it."""
 
 _uids = itertools.count(1)
 
@@ -84,16 +88,18 @@ class Adapter:
         )
 
 
-def load_adapter(
-    spec: ModelSpec,
-    name: str,
-    path: str,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_rank: int,
-    pinned: bool = False,
-) -> Adapter:
+@dataclass(frozen=True)
+class Placement:
+    """What an adapter is to be called, and where and as what it is to be kept."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    max_rank: int
+    pinned: bool = False
+
+
+def load_adapter(spec: ModelSpec, place: Placement, path: str) -> Adapter:
     """Read an adapter folder as PEFT saves it.
 
     Raises:
@@ -101,14 +107,41 @@ def load_adapter(
     """
     folder = Path(path).expanduser()
     config = _read_config(folder)
-    _check_config(folder, config, max_rank)
-    rank = int(config["r"])
-    scaling = float(config["lora_alpha"]) / rank
     try:
         tensors = load_file(str(folder / "adapter_model.safetensors"))
     except (SafetensorError, OSError) as error:
         raise UnsupportedModel(f"{folder}: adapter_model.safetensors cannot be read: {error}") from error
-    pairs = _pairs(folder, spec, tensors, rank)
+    return build_adapter(spec, place, path, config, tensors)
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, str]) -> None:
+    """Compare the SHA-256 of every tensor's bytes.
+
+    Raises:
+        UnsupportedModel: one differs, is missing, or is not expected.
+    """
+    wrong = [name for name in tensors if name in expected and sha256(tensors[name]) != expected[name].lower()]
+    missing = [name for name in expected if name not in tensors]
+    extra = [name for name in tensors if name not in expected]
+    if wrong or missing or extra:
+        raise UnsupportedModel(
+            f"adapter sync MISMATCH of {len(expected)} expected: {len(wrong)} value-diff {wrong[:5]}, "
+            f"{len(missing)} missing {missing[:5]}, {len(extra)} extra {extra[:5]}"
+        )
+
+
+def build_adapter(
+    spec: ModelSpec, place: Placement, path: str, config: dict[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> Adapter:
+    """An adapter of PEFT's configuration and tensors; ``path`` is what it says of its origin.
+
+    Raises:
+        UnsupportedModel: settings that this engine does not apply, or tensors that do not fit.
+    """
+    _check_config(path, config, place.max_rank)
+    rank = int(config["r"])
+    scaling = float(config["lora_alpha"]) / rank
+    pairs = _pairs(path, spec, tensors, rank)
     with torch.inference_mode():
         layers = tuple(
             _fuse_layer(spec, {module: pair for (at, module), pair in pairs.items() if at == number}, scaling)
@@ -117,14 +150,14 @@ def load_adapter(
         placed = tuple(
             {
                 group: Delta(
-                    delta.a.to(device=device, dtype=dtype).contiguous(),
-                    delta.b.to(device=device, dtype=dtype).contiguous(),
+                    delta.a.to(device=place.device, dtype=place.dtype).contiguous(),
+                    delta.b.to(device=place.device, dtype=place.dtype).contiguous(),
                 )
                 for group, delta in layer.items()
             }
             for layer in layers
         )
-    return Adapter(next(_uids), name, path, rank, pinned, placed)
+    return Adapter(next(_uids), place.name, path, rank, place.pinned, placed)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -139,21 +172,21 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _check_config(folder: Path, config: dict[str, Any], max_rank: int) -> None:
+def _check_config(source: str, config: dict[str, Any], max_rank: int) -> None:
     if config.get("peft_type") != "LORA":
-        raise UnsupportedModel(f"{folder}: peft_type {config.get('peft_type')!r} is not supported, only LORA")
+        raise UnsupportedModel(f"{source}: peft_type {config.get('peft_type')!r} is not supported, only LORA")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise UnsupportedModel(f"{folder}: r={rank!r} and lora_alpha={alpha!r} are not a rank and a scale")
+        raise UnsupportedModel(f"{source}: r={rank!r} and lora_alpha={alpha!r} are not a rank and a scale")
     if rank > max_rank:
-        raise UnsupportedModel(f"{folder}: rank {rank} is above max_lora_rank {max_rank}")
+        raise UnsupportedModel(f"{source}: rank {rank} is above max_lora_rank {max_rank}")
     for key, neutral in _NEUTRAL.items():
         if key in config and config[key] not in neutral:
-            raise UnsupportedModel(f"{folder}: {key}={config[key]!r} is not supported by the embedded engine")
+            raise UnsupportedModel(f"{source}: {key}={config[key]!r} is not supported by the embedded engine")
 
 
 def _pairs(
-    folder: Path, spec: ModelSpec, tensors: dict[str, torch.Tensor], rank: int
+    source: str, spec: ModelSpec, tensors: Mapping[str, torch.Tensor], rank: int
 ) -> dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]]:
     """(layer, module) to its checked (A [r, in], B [out, r])."""
     halves: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
@@ -162,22 +195,22 @@ def _pairs(
         match = _TENSOR.match(name)
         if match is None or match[2] not in sizes or int(match[1]) >= spec.layers:
             raise UnsupportedModel(
-                f"{folder}: tensor {name} is not a LoRA matrix of this model "
+                f"{source}: tensor {name} is not a LoRA matrix of this model "
                 f"(targets may be {', '.join(sizes)}; {spec.layers} layers)"
             )
         if not bool(torch.isfinite(tensor).all()):
-            raise UnsupportedModel(f"{folder}: {name} holds values that are not finite")
+            raise UnsupportedModel(f"{source}: {name} holds values that are not finite")
         inputs, outputs = sizes[match[2]]
         expected = (rank, inputs) if match[3] == "A" else (outputs, rank)
         if tuple(tensor.shape) != expected:
-            raise UnsupportedModel(f"{folder}: {name} has shape {tuple(tensor.shape)}, expected {expected}")
+            raise UnsupportedModel(f"{source}: {name} has shape {tuple(tensor.shape)}, expected {expected}")
         halves.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
     if not halves:
-        raise UnsupportedModel(f"{folder}: the adapter holds no tensor")
+        raise UnsupportedModel(f"{source}: the adapter holds no tensor")
     for (layer, module), pair in halves.items():
         if set(pair) != {"A", "B"}:
-            raise UnsupportedModel(f"{folder}: layer {layer} {module} has only one of lora_A and lora_B")
-    return {key: (pair["A"], pair["B"]) for key, pair in halves.items()}
+            raise UnsupportedModel(f"{source}: layer {layer} {module} has only one of lora_A and lora_B")
+    return {key: (pair["A"].cpu(), pair["B"].cpu()) for key, pair in halves.items()}
 
 
 def _module_sizes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
