@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gristmill.broker import free_port
-from gristmill.local.line import answers, gristmill_command
+from gristmill.local.engines import answers
+from gristmill.local.helpers import gristmill_command
 from gristmill.local.process import Part, wait_until
 from support.engine import make_model
 

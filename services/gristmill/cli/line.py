@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,24 @@ Source = Annotated[
     typer.Option("--source", help="Problem source, for example gsm8k:train.jsonl; arithmetic by default. Repeatable."),
 ]
 Engines = Annotated[
-    list[str] | None, typer.Option("--engine", help="URL of a running SGLang server; none starts the embedded engine.")
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        help="'sglang' starts SGLang, one server per GPU (local.sglang); a URL names a running server, repeatable; "
+        "none starts the embedded engine.",
+    ),
+]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpus",
+        metavar="ROLE=LIST",
+        help="GPUs of a role by index or UUID: --gpus trainer=0 --gpus engine=1,2. By default the trainer gets the "
+        "first and the engines the others.",
+    ),
+]
+ShareGpu = Annotated[
+    bool, typer.Option("--share-gpu", help="Let trainer and engine share a GPU, each with a share of its memory.")
 ]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Name of the run; made from the time by default.")]
 
@@ -35,6 +53,8 @@ def up(
     policy: Policy = "tiny",
     source: Source = None,
     engine: Engines = None,
+    gpus: Gpus = None,
+    share_gpu: ShareGpu = False,
     bootstrap: Bootstrap = None,
     versions: Annotated[int | None, typer.Option(min=1, help="Stop after this many policy versions.")] = None,
     run_id: RunId = None,
@@ -42,7 +62,9 @@ def up(
 ) -> None:
     """Start broker, topics, engine and services, and show the line live. Ctrl-C drains and stops it."""
     console = Console()
-    resolved = _resolve(context, "up", policy, source, engine, bootstrap, versions, run_id, config)
+    chosen = LineOptions(policy=policy, sources=tuple(source or ()), engines=tuple(engine or ()))
+    chosen = replace(chosen, gpus=tuple(gpus or ()), share_gpu=share_gpu, bootstrap=bootstrap, versions=versions)
+    resolved = _resolve(context, "up", chosen, run_id, config)
     try:
         with (
             catch_interrupt() as interrupt,
@@ -65,13 +87,17 @@ def demo(
     policy: Policy = "tiny",
     source: Source = None,
     engine: Engines = None,
+    gpus: Gpus = None,
+    share_gpu: ShareGpu = False,
     bootstrap: Bootstrap = None,
     versions: Annotated[int, typer.Option(min=1, help="Policy versions to train.")] = 15,
     run_id: RunId = None,
     config: ConfigFile = None,
 ) -> None:
     """Train a number of policy versions, then sum up: rewards, held-out pass@1, accounting, where everything lies."""
-    resolved = _resolve(context, "demo", policy, source, engine, bootstrap, versions, run_id, config)
+    chosen = LineOptions(policy=policy, sources=tuple(source or ()), engines=tuple(engine or ()), hold_out=True)
+    chosen = replace(chosen, gpus=tuple(gpus or ()), share_gpu=share_gpu, bootstrap=bootstrap, versions=versions)
+    resolved = _resolve(context, "demo", chosen, run_id, config)
     console = Console()
     try:
         if run_demo(resolved, console) is not None:
@@ -82,27 +108,9 @@ def demo(
 
 
 def _resolve(
-    context: typer.Context,
-    prefix: str,
-    policy: str,
-    source: list[str] | None,
-    engine: list[str] | None,
-    bootstrap: str | None,
-    versions: int | None,
-    run_id: str | None,
-    config: Path | None,
+    context: typer.Context, prefix: str, chosen: LineOptions, run_id: str | None, config: Path | None
 ) -> ResolvedLine:
     flags = parse_overrides(context.args)
     if run_id is not None:
         flags["run_id"] = run_id
-    options = LineOptions(
-        policy=policy,
-        sources=tuple(source or ()),
-        engines=tuple(engine or ()),
-        bootstrap=bootstrap,
-        versions=versions,
-        hold_out=prefix == "demo",
-        config_file=config,
-        flags=flags,
-    )
-    return resolve(options, make_run_id(prefix))
+    return resolve(replace(chosen, config_file=config, flags=flags), make_run_id(prefix))

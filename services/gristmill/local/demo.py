@@ -15,7 +15,8 @@ from gristmill.artifacts import from_uri
 from gristmill.audit import Report
 from gristmill.cli.audit import accounting_table
 from gristmill.errors import GristmillError
-from gristmill.local.evaluate import Evaluation, evaluate
+from gristmill.local.delivery import setting
+from gristmill.local.evaluate import Evaluation, evaluate, heldout_split
 from gristmill.local.helpers import catch_interrupt
 from gristmill.local.line import LocalLine, open_line
 from gristmill.local.options import ResolvedLine
@@ -61,14 +62,13 @@ def run_demo(resolved: ResolvedLine, console: Console) -> Outcome | None:
         if interrupt.requested:
             console.print("stopped before the target: draining")
             return None
-        bad = line.stop_services(keep=("engine",))
+        bad = line.stop_services(keep_engines=True)
         if bad:
             raise GristmillError(f"these parts did not stop cleanly: {bad}; see {resolved.run_dir / 'logs'}")
         report = audit_run(line.common)
         steps, rewards, policy = _records(line)
         if heldout:
-            adapter = from_uri(policy.uri)
-            evaluations.append(_evaluate(line, heldout, "after", adapter, console))
+            evaluations.append(_evaluate(line, heldout, "after", policy, console))
         outcome = Outcome(
             run_id=line.common.run_id,
             seconds=time.monotonic() - started,
@@ -95,13 +95,17 @@ def _heldout(line: LocalLine) -> Path | None:
     if count == 0:
         return None
     path = line.resolved.run_dir / "heldout.jsonl"
-    line.helpers.export_problems(line.config_path, path, count=count, split="heldout", source=line.local.eval_source)
+    source = line.local.eval_source
+    split = heldout_split(source, setting(line.resolved.settings, "problems.sources", ()))
+    line.helpers.export_problems(line.config_path, path, count=count, split=split, source=source)
     return path
 
 
-def _evaluate(line: LocalLine, problems: Path, label: str, adapter: Path | None, console: Console) -> Evaluation:
+def _evaluate(
+    line: LocalLine, problems: Path, label: str, policy: PolicyVersion | None, console: Console
+) -> Evaluation:
     with console.status(f"sampling held-out problems ({label})"):
-        found = evaluate(line, problems, label, adapter)
+        found = evaluate(line, problems, label, policy)
     console.print(f"· held-out pass@1 {label} training: {found.pass_at_1:.3f} ({found.correct} of {found.samples})")
     return found
 

@@ -74,8 +74,22 @@ class Helpers:
             GristmillError: it failed; the message shows the end of its standard error.
             StoppedByUser: the user did not want to wait for it.
         """
+        return self.run_all([arguments], doing)[0]
+
+    def run_all(self, commands: Sequence[Sequence[str]], doing: str) -> list[str]:
+        """Run ``gristmill`` commands side by side; as :meth:`run` else. The first failure ends the others."""
         self.interrupt.check(doing)
-        process = subprocess.Popen(
+        processes: list[subprocess.Popen[str]] = []
+        try:
+            for arguments in commands:
+                processes.append(self._start(arguments))
+            return [self._finish(process, doing) for process in processes]
+        finally:
+            for process in processes:
+                _end(process)
+
+    def _start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             gristmill_command(*arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -85,15 +99,14 @@ class Helpers:
             start_new_session=True,
             preexec_fn=die_with_parent(),  # noqa: PLW1509 (one prctl call: takes no lock)
         )
-        try:
-            while True:
-                try:
-                    out, err = process.communicate(timeout=POLL_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    self.interrupt.check(doing)
-        finally:
-            _end(process)
+
+    def _finish(self, process: subprocess.Popen[str], doing: str) -> str:
+        while True:
+            try:
+                out, err = process.communicate(timeout=POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                self.interrupt.check(doing)
         if process.returncode != 0:
             tail = "\n".join(f"    {line}" for line in (err or out).strip().splitlines()[-15:])
             raise GristmillError(f"{doing} failed with status {process.returncode}:\n{tail}")
@@ -114,12 +127,14 @@ def gristmill_command(*arguments: str) -> list[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """SIGTERM, and SIGKILL to its session when that does not help; nothing if it has ended."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    """SIGTERM, and SIGKILL to its session when that does not help; nothing but its pipes if it has ended."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

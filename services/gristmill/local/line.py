@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +17,11 @@ from gristmill.config import CommonConfig, merge
 from gristmill.errors import ConfigError, GristmillError
 from gristmill.kafka import admin_config
 from gristmill.local.config import LocalConfig
+from gristmill.local.engines import EngineWatch, engine_part, wait_for_engine
 from gristmill.local.helpers import Helpers, Interrupt, gristmill_command
 from gristmill.local.options import ResolvedLine
-from gristmill.local.process import Part, wait_until
+from gristmill.local.plan import START_TIMEOUT_S, LinePlan, engine_plans, make_plan
+from gristmill.local.process import Part
 from gristmill.local.stats import LineWatcher
 from gristmill.registry import open_codec
 from gristmill.topics import Topics, apply
@@ -29,9 +29,8 @@ from gristmill.topics import Topics, apply
 Say = Callable[[str], None]
 
 CLUSTER_TIMEOUT_S = 10.0
-ENGINE_START_TIMEOUT_S = 600.0
-STOP_ORDER = ("problem_producer", "sglang_generator", "math_verifier", "code_verifier", "grpo_trainer", "engine")
-"""Upstream first, so that what was begun flows through and is committed."""
+STOP_ORDER = ("problem_producer", "sglang_generator", "math_verifier", "code_verifier", "grpo_trainer")
+"""Upstream first, so that what was begun flows through and is committed; the engines come last."""
 
 
 @dataclass(slots=True)
@@ -43,42 +42,58 @@ class LocalLine:
     topics: Topics
     policy_dir: Path
     config_path: Path
-    engine_urls: tuple[str, ...]
+    plan: LinePlan
     helpers: Helpers
     broker: EmbeddedBroker | None = None
     parts: dict[str, Part] = field(default_factory=dict)
+    engines: dict[str, Part] = field(default_factory=dict)
+    """Those of the parts that are engines, by URL."""
     watcher: LineWatcher | None = None
+    engine_watch: EngineWatch | None = None
 
-    def start_engine(self, say: Say) -> None:
-        """Start the embedded engine unless the user named engines, and wait until all answer.
+    def start_engines(self, say: Say) -> None:
+        """Start the planned engines, all at once, and wait until they and those that the user named answer.
 
         Raises:
             GristmillError: one does not, or the user stopped it.
         """
-        if not self.resolved.engines:
-            command = gristmill_command("engine", "--config", str(self.config_path))
-            log = self.resolved.run_dir / "logs" / "engine.log"
-            self.parts["engine"] = Part("engine", command, log, env=self.resolved.secrets)
-            self.parts["engine"].start()
-        for url in self.engine_urls:
-            self._wait_for_engine(url, say)
+        started = time.monotonic()
+        plans = engine_plans(self.plan, self.resolved, self.policy_dir, self.config_path)
+        watched: dict[str, tuple[Part, float]] = {}
+        for plan in plans:
+            part = self.parts[plan.name] = self.engines[plan.url] = engine_part(plan, self.log_dir)
+            part.start()
+            if plan.hang_timeout_s is not None:
+                watched[plan.url] = (part, plan.hang_timeout_s)
+        patience = {plan.url: plan.start_timeout_s for plan in plans}
+        for url in self.plan.urls:
+            left = patience.get(url, START_TIMEOUT_S) - (time.monotonic() - started)
+            self._wait_for_engine(url, max(left, 1.0), say)
+        if watched:
+            self.engine_watch = EngineWatch(watched)
+            self.engine_watch.start()
 
-    def _wait_for_engine(self, url: str, say: Say) -> None:
-        what = f"the engine at {url}"
-        told = self.resolved.engines == ()
-
-        def ready() -> bool:
-            nonlocal told
-            self.helpers.interrupt.check(f"waiting for {what}")
-            if answers(f"{url}/health"):
-                return True
-            if not told:
-                say(f"{what} does not answer yet: waiting up to {ENGINE_START_TIMEOUT_S:.0f} s")
-                told = True
-            return False
-
-        wait_until(ready, list(self.parts.values()), ENGINE_START_TIMEOUT_S, what)
+    def _wait_for_engine(self, url: str, timeout_s: float, say: Say) -> None:
+        slow = self.plan.kind == "embedded"  # ready within seconds, or its log says why not
+        wait_for_engine(
+            url,
+            self.engines.get(url),
+            list(self.parts.values()),
+            timeout_s,
+            self.helpers.interrupt.check,
+            (lambda _: None) if slow else say,
+        )
         say(f"engine at {url} serves {self.policy_dir.name}")
+
+    @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """Where the engines listen."""
+        return self.plan.urls
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the parts log to."""
+        return self.resolved.run_dir / "logs"
 
     def start_services(self) -> None:
         """Trainer first (it publishes version 0 and the credit), producer last."""
@@ -90,8 +105,8 @@ class LocalLine:
             part = Part(
                 name,
                 gristmill_command("run", name, "--config", str(self.config_path), "--metrics-port", str(port)),
-                self.resolved.run_dir / "logs" / f"{name}.log",
-                env=self.resolved.secrets,
+                self.log_dir / f"{name}.log",
+                env={**self.resolved.secrets, **(self.plan.trainer_env if name == "grpo_trainer" else {})},
                 metrics_port=port,
                 may_finish=finite,
             )
@@ -107,6 +122,8 @@ class LocalLine:
             self.broker.check()
         for part in self.parts.values():
             part.check()
+        if self.engine_watch is not None:
+            self.engine_watch.check()
         if self.watcher is not None and self.watcher.error is not None:
             raise GristmillError(f"the line cannot be watched: {self.watcher.error}") from self.watcher.error
 
@@ -118,17 +135,27 @@ class LocalLine:
     def finished(self, name: str) -> bool:
         return name in self.parts and self.parts[name].finished
 
-    def stop_services(self, keep: Sequence[str] = ()) -> dict[str, int]:
-        """Stop what runs, upstream first; gives the exit statuses that are not 0."""
+    def stop_services(self, keep_engines: bool = False) -> dict[str, int]:
+        """Stop what runs, upstream first, and all engines at once; gives the exit statuses that are not 0."""
         bad: dict[str, int] = {}
-        for name in STOP_ORDER:
+        engines = {part.name for part in self.engines.values()}
+        for name in (*STOP_ORDER, *(() if keep_engines else engines)):
             part = self.parts.get(name)
-            if part is None or name in keep:
+            if part is None:
                 continue
+            if name in engines:
+                self._ask_engines_to_stop()
             status = part.stop(self.common.exit_timeout_s + 5)
             if status:
                 bad[name] = status
         return bad
+
+    def _ask_engines_to_stop(self) -> None:
+        if self.engine_watch is not None:
+            self.engine_watch.stop()
+            self.engine_watch = None
+        for part in self.engines.values():
+            part.ask_to_stop()
 
     def close(self) -> None:
         """Stop everything, the broker last."""
@@ -148,7 +175,10 @@ def open_line(resolved: ResolvedLine, say: Say, interrupt: Interrupt) -> Iterato
     Raises:
         GristmillError: a step failed, or the user stopped it; everything started so far is stopped.
     """
+    plan = make_plan(resolved)
     make_run_dir(resolved)
+    for remark in plan.remarks:
+        say(remark)
     helpers = Helpers(interrupt, resolved.secrets)
     broker: EmbeddedBroker | None = None
     bootstrap = resolved.bootstrap
@@ -165,11 +195,9 @@ def open_line(resolved: ResolvedLine, say: Say, interrupt: Interrupt) -> Iterato
         if "code_verifier" in resolved.verifiers:
             check_sandbox(resolved, helpers, say)
         policy_dir = prepare_policy(resolved, helpers, say)
-        port = resolved.engine_port or free_port()
-        urls = resolved.engines or (f"http://127.0.0.1:{port}",)
-        config_path = write_config(resolved, bootstrap, policy_dir, port, urls)
-        line = LocalLine(resolved, common, topics, policy_dir, config_path, urls, helpers, broker)
-        line.start_engine(say)
+        config_path = write_config(resolved, bootstrap, policy_dir, plan)
+        line = LocalLine(resolved, common, topics, policy_dir, config_path, plan, helpers, broker)
+        line.start_engines(say)
         yield line
     finally:
         if line is not None:
@@ -194,18 +222,18 @@ def make_run_dir(resolved: ResolvedLine) -> None:
         ) from error
 
 
-def write_config(resolved: ResolvedLine, bootstrap: str, policy_dir: Path, port: int, engines: Sequence[str]) -> Path:
+def write_config(resolved: ResolvedLine, bootstrap: str, policy_dir: Path, plan: LinePlan) -> Path:
     """The file that every part reads: what the user chose and what was found out. Secrets are not in it."""
     values = merge(
         resolved.values,
         {
             "bootstrap": bootstrap,
             "data_dir": str(resolved.settings.data_dir.absolute()),
-            "generator": {"engines": list(engines)},
             "trainer": {"base_model": str(policy_dir)},
-            "engine": {"model_path": str(policy_dir), "port": port},
+            "engine": {"model_path": str(policy_dir)},
         },
     )
+    values = merge(values, plan.values)
     path = resolved.run_dir / "config.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     return path
@@ -242,15 +270,6 @@ def prepare_policy(resolved: ResolvedLine, helpers: Helpers, say: Say) -> Path:
     if not lines or not folder.is_dir():
         raise GristmillError(f"preparing the policy {policy!r} printed no folder:\n{output}")
     return folder
-
-
-def answers(url: str) -> bool:
-    """Whether a GET answers 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 (the user's own engine)
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def make_run_id(prefix: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,9 +13,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, SecretStr
 
+from gristmill.broker import free_port
 from gristmill.config import ENV_PREFIX, Section, Settings, load_settings, merge
 from gristmill.errors import ConfigError
 from gristmill.local.config import LocalConfig
+from gristmill.local.delivery import agree, setting, source_secrets, source_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,11 @@ class LineOptions:
     sources: tuple[str, ...] = ()
     """Problem sources, as ``problems.sources`` takes them; none leaves it to the profile."""
     engines: tuple[str, ...] = ()
-    """URLs of running engines; none starts the embedded one."""
+    """URLs of running engines, or ``sglang`` alone to start it; none starts the embedded one."""
+    gpus: tuple[str, ...] = ()
+    """``ROLE=LIST``, the GPUs of a role."""
+    share_gpu: bool = False
+    """Let trainer and engine share a GPU."""
     bootstrap: str | None = None
     """A running cluster; None starts the embedded broker."""
     versions: int | None = None
@@ -49,6 +55,8 @@ class ResolvedLine:
     """For a file; secrets are not among them."""
     secrets: dict[str, str] = field(default_factory=dict)
     """For the environment of children."""
+    remarks: tuple[str, ...] = ()
+    """What follows from the settings without having been said."""
 
     @property
     def bootstrap(self) -> str | None:
@@ -92,28 +100,95 @@ def resolve(options: LineOptions, run_id: str) -> ResolvedLine:
     Raises:
         ConfigError: an unknown key or a bad value in any of them.
     """
-    profile = _without_env(load_profile(options.policy), os.environ)
     user = _read(options.config_file)
+    chosen = _chosen(options)
     flags = dict(options.flags)
-    chosen: dict[str, Any] = {"problems": {}}
+    if "run_id" not in {**user, **flags} and f"{ENV_PREFIX}RUN_ID" not in os.environ:
+        flags["run_id"] = run_id
+    own = merge(merge(user, chosen), flags)
+    profile = load_profile(options.policy, _engine(own))
+    known = load_settings(None, merge(PLACEHOLDER, _over(profile, own)))
+    agreement = agree(known)
+    profile = merge(profile, agreement.values)
+    if setting(known, "trainer.weights") == "full" or agreement.full:
+        profile = merge(profile, full_profile(options.policy, _engine(own)))
+    values = merge(_source_values(known, own), _over(profile, own))
+    settings = load_settings(None, values)
+    public, secrets = split_secrets(values, type(settings))
+    line = ResolvedLine(options, settings, public, secrets | source_secrets(settings), agreement.remarks)
+    _refuse_second_policy(line)
+    _refuse_two_engines(line)
+    return line
+
+
+PLACEHOLDER = {"generator": {"weight_source": "http://127.0.0.1:1"}}
+"""Stands in for an address that the runner finds, while it reads settings that cannot do without."""
+
+
+def _chosen(options: LineOptions) -> dict[str, Any]:
+    """The options as settings."""
+    chosen: dict[str, Any] = {"problems": {}, "generator": {}, "local": {}}
     if options.sources:
         chosen["problems"]["sources"] = list(options.sources)
     if options.hold_out:
         chosen["problems"]["split"] = "train"
-    if options.engines:
-        chosen["generator"] = {"engines": list(options.engines)}
+    if SGLANG in options.engines:
+        if len(options.engines) > 1:
+            raise ConfigError(
+                f"--engine {SGLANG} starts SGLang here, and --engine URL names a running server: give one of the two"
+            )
+        chosen["local"]["engine"] = SGLANG
+    elif options.engines:
+        chosen["generator"]["engines"] = list(options.engines)
+    gpus = read_gpus(options.gpus)
+    if options.share_gpu:
+        gpus["share"] = True
+    if gpus:
+        chosen["local"]["gpus"] = gpus
     if options.bootstrap is not None:
         chosen["bootstrap"] = options.bootstrap
     if options.versions is not None:
         chosen["trainer"] = {"max_versions": options.versions}
-    values = merge(merge(merge(profile, user), chosen), flags)
-    if "run_id" not in values and f"{ENV_PREFIX}RUN_ID" not in os.environ:
-        values["run_id"] = run_id
-    settings = load_settings(None, values)
-    public, secrets = split_secrets(values, type(settings))
-    line = ResolvedLine(options, settings, public, secrets)
-    _refuse_second_policy(line)
-    return line
+    return {name: value for name, value in chosen.items() if value != {}}
+
+
+SGLANG = "sglang"
+ROLES = ("trainer", "engine")
+
+
+def read_gpus(texts: Sequence[str]) -> dict[str, Any]:
+    """``trainer=0`` and ``engine=1,2`` as settings of ``local.gpus``.
+
+    Raises:
+        ConfigError: not of that form, an unknown role, or a role twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        role, equals, names = text.partition("=")
+        if not equals or not names or role not in ROLES:
+            raise ConfigError(f"--gpus {text}: give a role and its GPUs, as in --gpus trainer=0 --gpus engine=1,2")
+        if role in found:
+            raise ConfigError(f"--gpus {role} stands twice; list the GPUs of a role in one, as in {role}=1,2")
+        found[role] = names
+    return found
+
+
+def _engine(own: Mapping[str, Any]) -> str:
+    """Kind of engine that the user's settings name; checked only later."""
+    local = own.get("local")
+    named = local.get("engine") if isinstance(local, Mapping) else None
+    return str(named or os.environ.get(f"{ENV_PREFIX}LOCAL__ENGINE") or "embedded")
+
+
+def _over(profile: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    return merge(_without_env(profile, os.environ), own)
+
+
+def _source_values(known: Settings, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the weight source, which step back where the user set them."""
+    generator = own.get("generator")
+    told = isinstance(generator, Mapping) and "weight_source" in generator
+    return source_values(known, free_port, told or bool(os.environ.get(f"{ENV_PREFIX}GENERATOR__WEIGHT_SOURCE")))
 
 
 def _refuse_second_policy(line: ResolvedLine) -> None:
@@ -124,6 +199,14 @@ def _refuse_second_policy(line: ResolvedLine) -> None:
                 f"{section}.{name} is set, but the local runner takes the policy of trainer and engine from --policy: "
                 f"leave {section}.{name} out and say --policy {line.chosen(section, name)}"
             )
+
+
+def _refuse_two_engines(line: ResolvedLine) -> None:
+    if line.engines and line.settings.section("local", LocalConfig).engine == SGLANG:
+        raise ConfigError(
+            f"generator.engines names running servers ({', '.join(line.engines)}), and --engine {SGLANG} starts its "
+            "own: leave one of the two out"
+        )
 
 
 def split_secrets(
@@ -144,12 +227,20 @@ def split_secrets(
     return public, secrets
 
 
-def load_profile(policy: str) -> dict[str, Any]:
-    """Settings that suit a policy on one machine: ``profiles/<policy>.yaml``, or ``profiles/default.yaml``."""
-    folder = files("gristmill.local") / "profiles"
-    path = folder / f"{policy}.yaml"
-    text = (path if path.is_file() else folder / "default.yaml").read_text(encoding="utf-8")
-    loaded = yaml.safe_load(text)
+def load_profile(policy: str, engine: str = "embedded") -> dict[str, Any]:
+    """Settings that suit a policy on one machine: ``profiles/<policy>.yaml``; without one, ``sglang.yaml`` with that
+    engine and ``default.yaml`` else."""
+    return _profile(policy) or _profile("sglang" if engine == SGLANG else "default")
+
+
+def full_profile(policy: str, engine: str) -> dict[str, Any]:
+    """What is different when whole weights are trained under the profile of :func:`load_profile`."""
+    return _profile("sglang-full") if engine == SGLANG and not _profile(policy) else {}
+
+
+def _profile(name: str) -> dict[str, Any]:
+    path = files("gristmill.local") / "profiles" / f"{name}.yaml"
+    loaded = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
     return loaded if isinstance(loaded, dict) else {}
 
 
@@ -159,7 +250,7 @@ def _read(path: Path | None) -> dict[str, Any]:
         if not named:
             return {}
         path = Path(named)
-    load_settings(path)  # refuses unknown keys with the file's name
+    load_settings(path, PLACEHOLDER)  # refuses unknown keys with the file's name
     loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path}: the top level must be a mapping of settings")

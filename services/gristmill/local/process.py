@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +16,13 @@ from gristmill.children import die_with_parent
 from gristmill.errors import GristmillError
 
 TAIL_LINES = 15
+CHILDREN_S = 20.0
+"""Seconds that children of an ended part may take to end, too; SGLang's scheduler frees its GPU meanwhile."""
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    """The end of a log as part of a message."""
+    return "\n".join(f"    {line}" for line in lines) or "    (it logged nothing)"
 
 
 class PartDied(GristmillError):
@@ -23,8 +31,7 @@ class PartDied(GristmillError):
     def __init__(self, name: str, status: int, log: Path, lines: Sequence[str]) -> None:
         self.name, self.status = name, status
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-        shown = "\n".join(f"    {line}" for line in lines) or "    (it logged nothing)"
-        super().__init__(f"{name} {how}. Its last log lines ({log}):\n{shown}")
+        super().__init__(f"{name} {how}. Its last log lines ({log}):\n{last_lines(lines)}")
 
 
 @dataclass(slots=True)
@@ -38,6 +45,9 @@ class Part:
     metrics_port: int | None = None
     may_finish: bool = False
     """Whether exit status 0 means that its work is done, rather than that it died."""
+    has_children: bool = False
+    """Whether it starts processes of its own, which must not outlive it. Once asked to stop, it may end in any way:
+    SGLang ends itself by SIGKILL."""
     _process: subprocess.Popen[bytes] | None = None
     _asked: bool = False
 
@@ -105,7 +115,42 @@ class Part:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(10)
+                return process.returncode
+        if self.has_children:
+            end_group(process.pid, CHILDREN_S)
+            return 0 if self._asked else process.returncode
         return process.returncode
+
+
+def end_group(group: int, timeout_s: float) -> None:
+    """SIGTERM to what is left of a process group whose leader is gone, SIGKILL after ``timeout_s``, then wait."""
+    if not group_members(group):
+        return
+    for number, patience in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, timeout_s)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+        deadline = time.monotonic() + patience
+        while group_members(group):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        else:
+            return
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a session that still do something; its zombies wait for whoever inherited them. Linux only: none
+    elsewhere."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue  # it ended meanwhile
+        state, _parent, its_group, session = text.rpartition(")")[2].split()[:4]
+        if int(its_group) == group == int(session) and state not in "ZX":
+            found.append(int(folder.name))
+    return found
 
 
 def wait_until(ready: Callable[[], bool], parts: Sequence[Part], timeout_s: float, what: str) -> None:
@@ -113,13 +158,14 @@ def wait_until(ready: Callable[[], bool], parts: Sequence[Part], timeout_s: floa
 
     Raises:
         PartDied: one of the parts ended.
-        GristmillError: not ready in time.
+        GristmillError: not ready in time; the message shows the log of the last of the parts.
     """
     deadline = time.monotonic() + timeout_s
     while not ready():
         for part in parts:
             part.check()
         if time.monotonic() > deadline:
-            hint = f"; see {parts[-1].log}" if parts else ""
-            raise GristmillError(f"{what} was not ready after {timeout_s:.0f} s{hint}")
+            last = parts[-1] if parts else None
+            end = f". The last log lines of {last.name} ({last.log}):\n{last_lines(last.tail())}" if last else ""
+            raise GristmillError(f"{what} was not ready after {timeout_s:.0f} s{end}")
         time.sleep(0.1)
