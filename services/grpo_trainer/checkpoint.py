@@ -20,7 +20,7 @@ from grpo_trainer.account import Account
 from grpo_trainer.files import fsync_tree, replace_dir
 
 STATE = "state.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,12 @@ class Checkpoints:
         return self._all()[-1] if self._all() else None
 
     def write_tensors(self, write: Callable[[Path], None]) -> Path:
-        """Begin a checkpoint: ``write`` puts the tensors into the folder that is returned."""
+        """Begin a checkpoint: ``write`` puts the tensors into the folder that is returned, and they are flushed."""
         temporary = self._folder / ".writing"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         write(temporary)
+        fsync_tree(temporary)
         return temporary
 
     def complete(self, temporary: Path, state: State) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from gristmill.config import Section
 
@@ -13,6 +13,9 @@ Correction: TypeAlias = Literal["none", "token_truncate", "token_mask", "sequenc
 
 CLIP_HIGH: dict[str, float] = {"dapo": 0.28, "cispo": 5.0}
 """Upper clip of the losses whose papers set their own; the others clip symmetrically."""
+
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (recognised, not bound to by default)
+"""Addresses to listen on that nobody can connect to."""
 
 
 class LoraSettings(Section):
@@ -36,6 +39,34 @@ class LoraSettings(Section):
             raise ValueError("SGLang serves q_proj and v_proj only together: target both or neither")
         if "lm_head" in targets:
             raise ValueError("lm_head cannot have an adapter: TRL reads its weight directly")
+        return self
+
+
+class WeightSourceSettings(Section):
+    """The weight source: published versions served from the trainer's memory, for engines that take all weights
+    through NCCL or CUDA IPC. Needs ``weights: full``."""
+
+    enabled: bool = False
+    """Hold the newest two versions on the trainer's device and serve them."""
+    host: str = "127.0.0.1"
+    """Address that the source, and the rendezvous of its process groups, listen on."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of the source; 0 takes a free one, which the log names (``weight_source_ready``)."""
+    advertise: str | None = None
+    """Address at which engines reach the rendezvous; null tells them ``host``."""
+    key: SecretStr | None = None
+    """Bearer key that requests need; null for none. Set one where ``host`` is not loopback."""
+    bucket_mb: int = Field(default=512, ge=1)
+    """Most mebibytes of weights in one bucket; a larger tensor has a bucket of its own."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that an engine may take to join a process group, and to receive one bucket."""
+    lease_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds after which a lease that nobody ended or renewed ends by itself."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> WeightSourceSettings:
+        if self.host in WILDCARDS and self.advertise is None:
+            raise ValueError(f"host {self.host} is no address that engines can connect to: set advertise too")
         return self
 
 
@@ -124,8 +155,12 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; ``auto`` takes a GPU when there is one."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Where to train: ``cpu``, ``cuda`` (the first visible GPU), ``cuda:N``, or ``auto``, which takes a GPU when there
+    is one."""
+    gpu_memory_fraction: float | None = Field(default=None, gt=0, le=1)
+    """Most of the GPU's memory that the trainer may take, for a card that it shares with an engine; null for all.
+    Without effect on a CPU."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """``auto`` is bfloat16 on a GPU and float32 on a CPU. Trained weights and optimizer stay float32."""
     threads: int | None = Field(default=None, ge=1)
@@ -133,10 +168,17 @@ class TrainerConfig(Section):
     seed: int = 0
     """Seed of adapter initialisation and dropout."""
 
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Versions between checkpoints that hold the optimizer's moments anew. Those between hold all else, and the moments
+    of the last whole one: a trainer that is killed goes on with exact weights and moments that are up to this many
+    steps old, less one; one that is stopped goes on exactly. 1 is exact always."""
     checkpoints_kept: int = Field(default=2, ge=1)
     """Newest checkpoints that stay on disk."""
     policies_kept: int = Field(default=8, ge=1)
     """Newest policy folders that stay on disk, besides version 0; never fewer than ``max_staleness`` + 2."""
+
+    weight_source: WeightSourceSettings = WeightSourceSettings()
+    """Serves published versions from memory."""
 
     @property
     def clip_high(self) -> float:
@@ -151,6 +193,10 @@ class TrainerConfig(Section):
             raise ValueError(f"lr_scheduler {self.lr_scheduler} needs max_versions, where it ends")
         if self.loss_type == "vespo" and self.correction.startswith("sequence"):
             raise ValueError("vespo works with correction none, token_truncate or token_mask only")
+        if self.weight_source.enabled and self.weights != "full":
+            raise ValueError(
+                "weight_source.enabled needs weights full: an adapter is delivered as such (delivery lora)"
+            )
         low, high = self.correction_min, self.correction_max
         if low is not None and high is not None and low > high:
             raise ValueError(f"correction_min {low} is above correction_max {high}")

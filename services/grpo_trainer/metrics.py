@@ -5,6 +5,7 @@ from __future__ import annotations
 from gristmill.freshness import length_bucket
 from gristmill.messages import Rejection, TrainingStep
 from gristmill.metrics import Metrics
+from grpo_trainer.phases import Phases
 
 LAG_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0)
 
@@ -30,6 +31,11 @@ class TrainerMetrics:
         self.wait = metrics.histogram("trainer_wait_seconds", "Waiting for a batch.")
         self.train = metrics.histogram("trainer_train_seconds", "Forward, backward and optimizer.")
         self.publish = metrics.histogram("trainer_publish_seconds", "Saving and checkpointing.")
+        self.publish_phase = metrics.histogram(
+            "trainer_publish_phase_seconds",
+            "Parts of a publication; save, hash and flush run beside checkpoint.",
+            ["phase"],
+        )
         self.reward = metrics.gauge("trainer_reward_mean", "Mean reward of the last batch.")
         self.loss = metrics.gauge("trainer_loss", "Loss of the last step.")
         self.entropy = metrics.gauge("trainer_entropy", "Mean token entropy of the last batch, nats.")
@@ -42,6 +48,11 @@ class TrainerMetrics:
         """Count the samples of a rejection."""
         for length in rejection.lengths:
             self.rejected.labels(rejection.why, length_bucket(length)).inc()
+
+    def show_phases(self, phases: Phases) -> None:
+        """Show how long the parts of a publication took."""
+        for phase, seconds in phases.seconds.items():
+            self.publish_phase.labels(phase).observe(seconds)
 
     def show_step(self, step: TrainingStep) -> None:
         """Show a finished step."""

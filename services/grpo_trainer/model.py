@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, get_scheduler
 
+from gristmill.artifacts import digest_dir
 from gristmill.errors import ConfigError
 from grpo_trainer.config import TrainerConfig
 from grpo_trainer.files import fsync_tree, replace_dir
+from grpo_trainer.phases import Phases
 
 WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.pt"
+SCHEDULE = "schedule.pt"
 
 
 @dataclass(slots=True)
@@ -48,17 +54,36 @@ class Policy:
         """Trained tensors by name, each once."""
         return {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
 
-    def save_trained(self, folder: Path) -> None:
-        """Write trained weights, optimizer and scheduler into ``folder``."""
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All weights by the name that they are published under, as they are in training; tied ones once."""
+        found: dict[str, torch.Tensor] = {}
+        seen: set[tuple[int, torch.Size]] = set()
+        for name, tensor in self.model.state_dict().items():
+            place = (tensor.data_ptr(), tensor.shape)
+            if tensor.numel() and place not in seen:
+                seen.add(place)
+                found[name] = tensor
+        return found
+
+    def save_trained(self, folder: Path, version: int, *, moments_from: Path | None = None) -> bool:
+        """Write trained weights, schedule and the optimizer's moments of ``version`` into ``folder``.
+
+        Args:
+            moments_from: an older checkpoint whose moments are linked to instead; they are most of the bytes.
+
+        Returns:
+            Whether the moments are those of ``version``.
+        """
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.trained().items()}
         save_file(tensors, str(folder / WEIGHTS))
-        torch.save(
-            {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()},
-            folder / "optimizer.pt",
-        )
+        torch.save(self.scheduler.state_dict(), folder / SCHEDULE)
+        if moments_from is not None and link(moments_from / OPTIMIZER, folder / OPTIMIZER):
+            return False
+        torch.save({"version": version, "optimizer": self.optimizer.state_dict()}, folder / OPTIMIZER)
+        return True
 
-    def load_trained(self, folder: Path) -> None:
-        """Undo :meth:`save_trained`.
+    def load_trained(self, folder: Path) -> int:
+        """Undo :meth:`save_trained`; the version that the moments are of.
 
         Raises:
             ConfigError: the checkpoint is of another model or adapter shape.
@@ -75,24 +100,43 @@ class Policy:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
-        states = torch.load(folder / "optimizer.pt", map_location=self.device, weights_only=True)
+        # Into CPU memory: the optimizer moves the moments to the GPU and leaves its step counts, which it reads, here.
+        states = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(states["optimizer"])
-        self.scheduler.load_state_dict(states["scheduler"])
+        self.scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
+        return int(states["version"])
 
-    def publish_to(self, folder: Path) -> None:
-        """Save what engines load, durably: under a temporary name first, then renamed to ``folder``."""
+    def publish_to(self, folder: Path, phases: Phases | None = None) -> str:
+        """Save what engines load, durably: under a temporary name first, then renamed to ``folder``.
+
+        Returns:
+            The digest of the folder, taken while the disk is still writing.
+        """
+        phases = phases or Phases()
         temporary = folder.with_name(f".{folder.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        if self.kind == "lora":
-            save_adapter(self.model, temporary, self.base_model)
-        else:
-            state = {name: tensor.to(self.dtype) for name, tensor in self.model.state_dict().items()}
-            self.model.save_pretrained(str(temporary), state_dict=state)
-            set_dtype(temporary / "config.json", self.dtype)
-            self.tokenizer.save_pretrained(str(temporary))
-        fsync_tree(temporary)
+        with phases.measure("save"):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            if self.kind == "lora":
+                save_adapter(self.model, temporary, self.base_model)
+            else:
+                self.model.save_pretrained(str(temporary), state_dict=self.weights_to_save())
+                set_dtype(temporary / "config.json", self.dtype)
+                self.tokenizer.save_pretrained(str(temporary))
+        with ThreadPoolExecutor(1) as pool:
+            flushed = pool.submit(flush, temporary, phases)
+            with phases.measure("hash"):
+                digest = digest_dir(temporary)
+            flushed.result()
         replace_dir(temporary, folder)
+        return digest
+
+    def weights_to_save(self) -> dict[str, torch.Tensor]:
+        """All weights in CPU memory, in the dtype that is published; on a GPU never more than one is cast at a time."""
+        return {
+            name: (tensor.to(self.dtype) if tensor.is_floating_point() else tensor).cpu()
+            for name, tensor in self.weights().items()
+        }
 
 
 def load_policy(config: TrainerConfig) -> Policy:
@@ -104,6 +148,8 @@ def load_policy(config: TrainerConfig) -> Policy:
     if config.base_model is None:
         raise ConfigError("trainer.base_model is not set: name the folder or hub id of the model to train")
     device, dtype = choose_device(config)
+    if device.type == "cuda" and config.gpu_memory_fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
     full = config.weights == "full"
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.base_model)
@@ -132,15 +178,15 @@ def load_policy(config: TrainerConfig) -> Policy:
 
 
 def choose_device(config: TrainerConfig) -> tuple[torch.device, torch.dtype]:
-    """Device and forward dtype in force.
+    """Device and forward dtype in force. The service has hidden all GPUs but the configured one by now.
 
     Raises:
-        ConfigError: ``cuda`` is asked for and there is none.
+        ConfigError: a GPU is asked for and there is none.
     """
     cuda = torch.cuda.is_available()
-    if config.device == "cuda" and not cuda:
-        raise ConfigError("trainer.device is cuda, but torch sees no GPU; set it to auto or cpu")
-    device = torch.device("cuda" if cuda and config.device != "cpu" else "cpu")
+    if config.device.startswith("cuda") and not cuda:
+        raise ConfigError(f"trainer.device is {config.device}, but torch sees no such GPU; set it to auto or cpu")
+    device = torch.device("cuda", 0) if cuda and config.device != "cpu" else torch.device("cpu")
     if config.dtype == "auto":
         return device, torch.bfloat16 if device.type == "cuda" else torch.float32
     return device, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
@@ -204,3 +250,18 @@ def set_dtype(path: Path, dtype: torch.dtype) -> None:
         if key in values:
             values[key] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def link(source: Path, target: Path) -> bool:
+    """Give a file a second name; whether the file system could."""
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
+def flush(folder: Path, phases: Phases) -> None:
+    """Flush a saved folder to the disk."""
+    with phases.measure("flush"):
+        fsync_tree(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gristmill import freshness
-from gristmill.artifacts import digest_dir, to_uri
+from gristmill.artifacts import to_uri
 from gristmill.messages import PolicyKind, PolicyVersion, TrainingStep, now_ms
 from grpo_trainer.assembler import Batch
 from grpo_trainer.config import TrainerConfig
@@ -21,7 +21,9 @@ def policy_name(run_id: str, version: int) -> str:
     return f"{run_id}-v{version}"
 
 
-def make_policy(run_id: str, version: int, config: TrainerConfig, base_model: str, folder: Path) -> PolicyVersion:
+def make_policy(
+    run_id: str, version: int, config: TrainerConfig, base_model: str, folder: Path, sha256: str
+) -> PolicyVersion:
     """Record of a version whose weights lie in ``folder``; its credit is filled in when it is published."""
     kind: PolicyKind = "lora" if config.weights == "lora" else "full"
     return PolicyVersion(
@@ -32,7 +34,7 @@ def make_policy(run_id: str, version: int, config: TrainerConfig, base_model: st
         base_model=base_model,
         kind=kind,
         uri=to_uri(folder),
-        sha256=digest_dir(folder),
+        sha256=sha256,
         admit_until=0,
         settled_groups=0,
         trained=0,

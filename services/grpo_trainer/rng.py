@@ -45,7 +45,7 @@ class RngState:
         np.random.set_state((state["name"], keys, state["position"], state["has_gauss"], state["cached"]))
         torch.set_rng_state(self.cpu)
         if self.cuda and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(list(self.cuda))
+            torch.cuda.set_rng_state_all(list(self.cuda)[: torch.cuda.device_count()])
 
     def save(self, folder: Path) -> None:
         """Write into a checkpoint folder."""

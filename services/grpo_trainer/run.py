@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import torch
 
-from gristmill.artifacts import verify_dir
-from gristmill.errors import ArtifactError, GristmillError
+from gristmill.artifacts import from_uri
+from gristmill.errors import GristmillError
 from gristmill.messages import PolicyVersion, Rejection, TrainingStep, Verdict
 from gristmill.publisher import Publisher
 from gristmill.reader import TopicReader
 from gristmill.service import ServiceContext
-from grpo_trainer.assembler import Assembler, Batch, Rules
-from grpo_trainer.checkpoint import Checkpoints, State
+from grpo_trainer.assembler import Assembler, Batch
+from grpo_trainer.checkpoint import Checkpoints, State, load_state
 from grpo_trainer.config import TrainerConfig
 from grpo_trainer.intake import Intake
 from grpo_trainer.metrics import TrainerMetrics
 from grpo_trainer.model import Policy, load_policy
+from grpo_trainer.opening import accept_start, ensure_artifact, policy_folder, prune_policies, restore
 from grpo_trainer.outlet import Outlet
+from grpo_trainer.phases import Phases
 from grpo_trainer.records import make_policy, make_step
-from grpo_trainer.resume import Found, find, only_trainer, published_rejections
+from grpo_trainer.resume import Found, find, only_trainer
 from grpo_trainer.rng import RngState
 from grpo_trainer.seam import Diverged, Drained, StreamTrainer, quiet_libraries
 from grpo_trainer.step import StepResult
+from grpo_trainer.weight_source.server import WeightSource, check_artifact
 
 Context = ServiceContext[TrainerConfig]
 
@@ -67,6 +69,9 @@ class TrainerRun:
     rng: RngState
     lock: threading.Condition
     announced: PolicyVersion
+    moments_of: int
+    """Version of the optimizer's moments in the newest checkpoint."""
+    source: WeightSource | None = None
     waited_s: float = 0.0
     trainer: StreamTrainer | None = field(default=None)
 
@@ -81,10 +86,18 @@ class TrainerRun:
         checkpoints = Checkpoints(run_dir / "checkpoints", config.checkpoints_kept)
         found = find(checkpoints, ctx.common, ctx.codec, ctx.topics)
         policy = load_policy(config)
-        rng = RngState.now()
-        if found.folder is not None:
-            policy.load_trained(found.folder)
+        rng, moments_of = RngState.now(), 0
+        if found.folder is not None and found.state is not None:
+            moments_of = policy.load_trained(found.folder)
             rng = RngState.load(found.folder)
+            if moments_of != found.state.version:
+                ctx.log.warning(
+                    "older_moments",
+                    version=found.state.version,
+                    moments_of=moments_of,
+                    hint="the trainer was killed between two whole checkpoints (trainer.checkpoint_every): weights are "
+                    "exact, the optimizer's moments are those of an earlier version",
+                )
         assembler = restore(ctx, found, policy.vocab_size)
         reader = TopicReader(ctx.common, ctx.codec, ctx.topics.verdicts, Verdict, start=assembler.next_offsets)
         accept_start(ctx, assembler, reader)
@@ -103,22 +116,44 @@ class TrainerRun:
         intake = Intake(reader, assembler, lock, outlet, metrics, ctx.log)
         announced = ensure_artifact(ctx, policy, found, policy_folder(run_dir, assembler.version))
         run = cls(
-            ctx, run_dir, policy, assembler, checkpoints, publisher, outlet, intake, metrics, rng, lock, announced
+            ctx=ctx,
+            run_dir=run_dir,
+            policy=policy,
+            assembler=assembler,
+            checkpoints=checkpoints,
+            publisher=publisher,
+            outlet=outlet,
+            intake=intake,
+            metrics=metrics,
+            rng=rng,
+            lock=lock,
+            announced=announced,
+            moments_of=moments_of,
         )
-        run.begin(found)
+        if config.weight_source.enabled:
+            run.source = WeightSource(
+                config.weight_source, run_id=ctx.common.run_id, device=policy.device, dtype=policy.dtype, log=ctx.log
+            )
+        try:
+            run.begin(found)
+        except BaseException:
+            run.close_source()
+            raise
         return run
 
     def begin(self, found: Found) -> None:
         """Publish the present version: for the first time, or again because nobody knows whether it got out."""
         state = found.state
+        if self.source is not None:
+            held = self.source.hold(self.announced.version, self.announced.name, self.policy.weights())
+            check_artifact(held, from_uri(self.announced.uri))
         with self.outlet.exclusive():
             with self.lock:
                 policy = self.announced = self.outlet.credit(self.announced)
                 rejections = tuple(self.assembler.outbox)
             step = None
             if state is None or found.log_is_new:
-                temporary = self.checkpoints.write_tensors(self.write_tensors)
-                self.checkpoints.complete(temporary, self.state(policy, rejections))
+                self.checkpoints.complete(self.begin_checkpoint(policy.version), self.state(policy, rejections))
             else:
                 step = state.step
             self.outlet.announce(policy, step, rejections)
@@ -157,9 +192,11 @@ class TrainerRun:
                 cpu=self.policy.device.type == "cpu",
             )
             ctx.health.set_ready(True)
-            self.trainer.train()
-        except Drained:
-            ctx.log.info("drained", version=self.assembler.version)
+            try:
+                self.trainer.train()
+            except Drained:
+                ctx.log.info("drained", version=self.assembler.version)
+            self.make_whole()
         except Diverged as error:
             raise TrainingFailed(f"{error}; lower trainer.learning_rate, or look at mismatch_kl") from error
         finally:
@@ -167,6 +204,7 @@ class TrainerRun:
             self.intake.stop()
             self.outlet.settle_up(wait=True)
             self.publisher.close()
+            self.close_source()
 
     def next_batch(self) -> Batch:
         """The next batch; raises Drained when the service stops."""
@@ -178,23 +216,31 @@ class TrainerRun:
     def on_step(self, result: StepResult) -> bool:
         """Make the step durable, then public; says whether to go on."""
         began = time.perf_counter()
-        config, version = self.ctx.config, result.batch.version + 1
+        phases = Phases()
+        run_id, config, version = self.ctx.common.run_id, self.ctx.config, result.batch.version + 1
         folder = policy_folder(self.run_dir, version)
-        self.policy.publish_to(folder)
-        policy = make_policy(self.ctx.common.run_id, version, config, self.policy.base_model, folder)
-        temporary = self.checkpoints.write_tensors(self.write_tensors)
+        last = version == config.max_versions or self.ctx.stop.is_set()
+        whole = last or version - self.moments_of >= config.checkpoint_every
+        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
+            checkpoint = pool.submit(self.begin_checkpoint, version, whole=whole, phases=phases)
+            sha256 = self.policy.publish_to(folder, phases)
+            temporary = checkpoint.result()
+        policy = make_policy(run_id, version, config, self.policy.base_model, folder, sha256)
         with self.outlet.exclusive():
-            step = make_step(
-                self.ctx.common.run_id, result, wait_s=self.waited_s, publish_s=time.perf_counter() - began
-            )
+            step = make_step(run_id, result, wait_s=self.waited_s, publish_s=time.perf_counter() - began)
             with self.lock:
                 self.assembler.commit(result.batch)
                 policy = self.announced = self.outlet.credit(policy)
                 rejections = tuple(self.assembler.outbox)
                 state = self.state(policy, rejections, result=step)
             self.checkpoints.complete(temporary, state)
-            self.outlet.announce(policy, step, rejections)
+            if self.source is not None:
+                with phases.measure("hold"):
+                    self.source.hold(policy.version, policy.name, self.policy.weights())
+            with phases.measure("announce"):
+                self.outlet.announce(policy, step, rejections)
         self.metrics.show_step(step)
+        self.metrics.show_phases(phases)
         self.show(policy)
         prune_policies(self.run_dir, version, max(config.policies_kept, config.max_staleness + 2))
         self.ctx.log.info(
@@ -206,13 +252,37 @@ class TrainerRun:
             wait_s=round(step.wait_s, 2),
             train_s=round(step.train_s, 2),
             publish_s=round(time.perf_counter() - began, 3),
+            phases={phase: round(seconds, 3) for phase, seconds in phases.seconds.items()},
         )
         return not self.ctx.stop.is_set()
 
-    def write_tensors(self, folder: Path) -> None:
-        """Put weights, optimizer, scheduler and random state into a checkpoint folder."""
-        self.policy.save_trained(folder)
-        (self.trainer.rng if self.trainer is not None else self.rng).save(folder)
+    def begin_checkpoint(self, version: int, *, whole: bool = True, phases: Phases | None = None) -> Path:
+        """Write weights, optimizer, schedule and random state durably, for a checkpoint that is yet to be completed.
+
+        Args:
+            whole: with the optimizer's moments of now, not those of the checkpoint before.
+        """
+        older = None if whole else self.checkpoints.newest()
+
+        def write(folder: Path) -> None:
+            if self.policy.save_trained(folder, version, moments_from=older):
+                self.moments_of = version
+            (self.trainer.rng if self.trainer is not None else self.rng).save(folder)
+
+        with (phases or Phases()).measure("checkpoint"):
+            return self.checkpoints.write_tensors(write)
+
+    def make_whole(self) -> None:
+        """Give the newest checkpoint its own moments: who stops in peace goes on exactly."""
+        newest = self.checkpoints.newest()
+        if newest is not None and self.moments_of != self.assembler.version:
+            temporary = self.begin_checkpoint(self.assembler.version)
+            self.checkpoints.complete(temporary, load_state(newest))
+
+    def close_source(self) -> None:
+        """Stop serving weights, if they are served."""
+        if self.source is not None:
+            self.source.close()
 
     def state(
         self, policy: PolicyVersion, rejections: tuple[Rejection, ...], result: TrainingStep | None = None
@@ -233,95 +303,3 @@ class TrainerRun:
         self.metrics.version.set(policy.version)
         self.metrics.admit_until.set(policy.admit_until)
         self.metrics.settled.set(policy.settled_groups)
-
-
-def rules_of(config: TrainerConfig, run_id: str, vocab_size: int) -> Rules:
-    """The assembler's share of the configuration."""
-    return Rules(
-        run_id=run_id,
-        groups_per_step=config.groups_per_step,
-        max_staleness=config.max_staleness,
-        min_group_size=config.min_group_size,
-        filter_zero_variance=config.filter_zero_variance,
-        unparsable_reward=config.unparsable_reward,
-        incomplete_timeout_s=config.incomplete_timeout_s,
-        lost_timeout_s=config.lost_timeout_s,
-        vocab_size=vocab_size,
-    )
-
-
-def restore(ctx: Context, found: Found, vocab_size: int) -> Assembler:
-    """The assembler as the checkpoint and the log leave it."""
-    rules, state = rules_of(ctx.config, ctx.common.run_id, vocab_size), found.state
-    if state is None:
-        return Assembler(rules, temperature=ctx.config.temperature)
-    temperature = ctx.config.temperature or state.temperature
-    if found.log_is_new:
-        ctx.log.warning(
-            "log_is_new",
-            version=state.version,
-            settled_groups=len(state.account.settled),
-            hint="the topics hold nothing of this run: weights and version are kept, accounts and credit start anew",
-        )
-        return Assembler(rules, version=state.version, temperature=temperature)
-    assembler = Assembler(
-        rules,
-        version=state.version,
-        account=state.account,
-        temperature=temperature,
-        next_offsets=dict(state.read_from),
-        reread_below=dict(state.seen_until),
-    )
-    assembler.outbox.extend(state.rejections)
-    for rejection in published_rejections(ctx.common, ctx.codec, ctx.topics):
-        assembler.replay(rejection)
-    return assembler
-
-
-def accept_start(ctx: Context, assembler: Assembler, reader: TopicReader[Verdict]) -> None:
-    """Take over where the reader really starts, when the broker no longer has what the checkpoint asks for."""
-    for gone in reader.gone:
-        ctx.log.warning(
-            "offsets_gone",
-            topic=reader.topic.name,
-            partition=gone.partition,
-            wanted=gone.wanted,
-            first=gone.first,
-            end=gone.end,
-            hint="weights and accounts are kept; reading starts at what is left, and groups lost with the log are "
-            "given up after trainer.lost_timeout_s",
-        )
-        assembler.reread_below.pop(gone.partition, None)
-    assembler.next_offsets = reader.positions()
-
-
-def ensure_artifact(ctx: Context, policy: Policy, found: Found, folder: Path) -> PolicyVersion:
-    """The record of the present version, its weights saved (again) unless they are there as announced."""
-    if found.state is not None:
-        try:
-            verify_dir(found.state.policy.uri, found.state.policy.sha256)
-        except ArtifactError as error:
-            ctx.log.warning("policy_saved_again", version=found.state.version, reason=str(error))
-        else:
-            # The configuration may have changed since; readers judge by what the newest record says.
-            return msgspec.structs.replace(
-                found.state.policy,
-                max_staleness=ctx.config.max_staleness,
-                groups_per_step=ctx.config.groups_per_step,
-            )
-    policy.publish_to(folder)
-    version = 0 if found.state is None else found.state.version
-    return make_policy(ctx.common.run_id, version, ctx.config, policy.base_model, folder)
-
-
-def policy_folder(run_dir: Path, version: int) -> Path:
-    """Where the weights of a version lie."""
-    return run_dir / "policies" / f"v{version:06d}"
-
-
-def prune_policies(run_dir: Path, newest: int, kept: int) -> None:
-    """Delete old policy folders; version 0 stays, as the one that every other is compared with."""
-    for folder in (run_dir / "policies").glob("v*"):
-        number = folder.name.removeprefix("v")
-        if number.isdigit() and 0 < int(number) <= newest - kept:
-            shutil.rmtree(folder)

@@ -22,6 +22,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -165,7 +166,7 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         total = torch.zeros((), device=self.accelerator.device)
         for chunk in chunks:
             row = self._row_inputs(model, chunk, tensors["num_items_in_batch"] / len(chunks))
-            with self.compute_loss_context_manager():
+            with self.compute_loss_context_manager(), self._autocast():
                 loss = self.compute_loss(model, row) * self._weight(chunk, len(chunks), rows, tokens)
             self.accelerator.backward(loss)
             total += loss.detach()
@@ -220,11 +221,16 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
             inputs["ref_per_token_logps"] = self._reference_logps(model, inputs)
         return inputs
 
+    def _autocast(self) -> Any:
+        """bfloat16 over float32 weights; accelerate's own wrapper is lost when the head is made anew."""
+        device = self.accelerator.device.type
+        return torch.autocast(device, torch.bfloat16) if self.args.bf16 else nullcontext()
+
     def _reference_logps(self, model: torch.nn.Module, inputs: TensorDict) -> torch.Tensor:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width = inputs["completion_ids"].size(1)
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             if self._reference is not None:
                 return self._get_per_token_logps_and_entropies(self._reference, ids, mask, width)[0]
             with self.accelerator.unwrap_model(model).disable_adapter():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from gristmill.service import ServiceContext, ServiceSpec
 from grpo_trainer.config import TrainerConfig
+from grpo_trainer.gpu import claim_gpu
 
 
 def run(ctx: ServiceContext[TrainerConfig]) -> None:
     """Train until ``max_versions`` is reached or the service is told to stop."""
+    claim_gpu(ctx.config.device)
     from grpo_trainer.run import train
 
     train(ctx)
