@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gristmill.config import Section
+
+DeliveryMode: TypeAlias = Literal["lora", "disk", "tensor", "nccl"]
+
+AUTO_START = 64
+"""Limit that ``engine_concurrency: auto`` begins with."""
 
 
 class StaticPolicy(Section):
@@ -33,8 +38,8 @@ class GeneratorConfig(Section):
     tokenizer: str | None = None
     """Folder or hub id of the tokenizer; what the engines report as their ``tokenizer_path`` when absent."""
 
-    engine_concurrency: int = Field(default=64, ge=1)
-    """Requests in flight per engine."""
+    engine_concurrency: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
+    """Requests in flight per engine, at least 1; ``auto``: found by watching the engine's load (docs/generation.md)."""
     problems_per_partition: int = Field(default=16, ge=1)
     """Groups handled at once per partition of the problems topic, waiting for credit included."""
     max_group_size: int = Field(default=1024, ge=1)
@@ -42,8 +47,24 @@ class GeneratorConfig(Section):
     context_length: int | None = Field(default=None, ge=2)
     """Bound on prompt plus completion tokens; what the engines report when absent."""
 
-    delivery: Literal["lora", "disk"] = "lora"
-    """``lora``: adapters, hot-loaded under immutable names; ``disk``: whole weights by /update_weights_from_disk."""
+    delivery: DeliveryMode = "lora"
+    """``lora``: adapters, hot-loaded under immutable names. The others replace whole weights: ``disk`` by a folder that
+    the engines read, ``tensor`` in requests, ``nccl`` by broadcast from the trainer (docs/weight-delivery.md)."""
+    lora_transfer: Literal["files", "tensors"] = "files"
+    """``files``: engines read the adapter's folder; ``tensors``: it travels in the request, so that they need not."""
+    tensor_transfer: Literal["inline", "ipc"] = "inline"
+    """``inline``: bytes in the request, across hosts; ``ipc``: handles of the trainer's GPU memory, on one host."""
+    tensor_chunk_mb: float = Field(default=128.0, gt=0)
+    """Weights per request with ``inline``; this process holds about two chunks at a time."""
+    weight_source: str | None = None
+    """Base URL of the trainer's weight source (``trainer.weight_source``), for ``nccl`` and ``ipc``."""
+    weight_source_key: SecretStr | None = None
+    """Bearer key of the weight source."""
+    group_backend: Literal["nccl", "gloo"] = "nccl"
+    """Backend of the process group with ``nccl``; ``gloo`` when trainer and engine run on CPUs."""
+    switch: Literal["all", "each"] = "all"
+    """When new groups take a version: ``all``: once every engine in service has confirmed it; ``each``: as soon as one
+    has, on that one."""
     keep_versions: int = Field(default=1, ge=0)
     """Drained adapters that stay loaded behind the current one, for generators that lag on the same engines."""
     adopt_adapters: bool = False
@@ -85,17 +106,51 @@ class GeneratorConfig(Section):
     @field_validator("engines")
     @classmethod
     def _urls(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        urls = tuple(url.rstrip("/") for url in value)
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.netloc:
-                raise ValueError(f"{url!r} is not a base URL such as http://127.0.0.1:30000")
+        urls = tuple(_base_url(url) for url in value)
         if len(set(urls)) != len(urls):
             raise ValueError("an engine is listed twice")
         return urls
+
+    @field_validator("weight_source")
+    @classmethod
+    def _source_url(cls, value: str | None) -> str | None:
+        return None if value is None else _base_url(value)
 
     @model_validator(mode="after")
     def _admission(self) -> GeneratorConfig:
         if self.admission == "credit" and self.static_policy != StaticPolicy():
             raise ValueError("static_policy needs admission: off (with credit, the trainer announces the policies)")
         return self
+
+    @model_validator(mode="after")
+    def _delivery(self) -> GeneratorConfig:
+        if self.lora_transfer == "tensors" and self.delivery != "lora":
+            raise ValueError(f"lora_transfer: tensors needs delivery: lora, not {self.delivery}")
+        if self.lora_transfer == "tensors" and self.adopt_adapters:
+            raise ValueError("adopt_adapters needs lora_transfer: files (adapters sent as tensors have no path)")
+        if self.tensor_transfer == "ipc" and self.delivery != "tensor":
+            raise ValueError(f"tensor_transfer: ipc needs delivery: tensor, not {self.delivery}")
+        if self.weight_source is None and not self.reads_artifacts:
+            what = "nccl" if self.delivery == "nccl" else "tensor with tensor_transfer: ipc"
+            raise ValueError(f"delivery: {what} needs weight_source, the address of the trainer's weight source")
+        if self.weight_source is None and self.weight_source_key is not None:
+            raise ValueError("weight_source_key needs weight_source")
+        return self
+
+    @property
+    def reads_artifacts(self) -> bool:
+        """Whether this process or its engines read the announced artifact; else the trainer hands the weights over."""
+        return self.delivery in ("lora", "disk") or (self.delivery == "tensor" and self.tensor_transfer == "inline")
+
+    @property
+    def first_concurrency(self) -> int:
+        """Requests in flight per engine at the start."""
+        return AUTO_START if self.engine_concurrency == "auto" else self.engine_concurrency
+
+
+def _base_url(url: str) -> str:
+    url = url.rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"{url!r} is not a base URL such as http://127.0.0.1:30000")
+    return url

@@ -21,11 +21,12 @@ import structlog
 
 from gristmill.messages import Sampling
 from sglang_generator.config import GeneratorConfig
-from sglang_generator.delivery import Delivery
+from sglang_generator.delivery import Delivery, Receipt
 from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
 from sglang_generator.instruments import Instruments
 from sglang_generator.policy import Policy
+from sglang_generator.slots import Slots
 from sglang_generator.wire import Generated, ModelInfo, ModelList, sampling_params
 
 _PROBE_MIN_S = 0.25
@@ -50,11 +51,8 @@ class Wishes(Protocol):
     def found(self, engine: Engine, info: ModelInfo, models: ModelList | None) -> None:
         """An engine has answered."""
 
-    def confirmed(self, engine: Engine, policy: Policy) -> None:
-        """An engine serves a version from now on."""
-
     def changed(self) -> None:
-        """An engine's state or room has changed."""
+        """An engine's state or room has changed, or what it serves."""
 
 
 class Engine:
@@ -71,11 +69,17 @@ class Engine:
     ) -> None:
         self.url = url
         self.client = EngineClient(url, config)
-        self.slots = asyncio.Semaphore(config.engine_concurrency)
+        self.slots = Slots(config.first_concurrency)
         self.assigned = 0
         """Samples placed here and not finished."""
         self.trouble: EngineError | None = None
         """Why the engine is out of service."""
+        self.putting: Policy | None = None
+        """The version that is being delivered here."""
+        self.tokens = 0
+        """Tokens sampled here so far."""
+        self.admission = 0
+        """How often the engine was admitted."""
         self._config = config
         self._delivery = delivery
         self._wishes = wishes
@@ -93,12 +97,16 @@ class Engine:
         self._openings = 0
         self._probes = 0
         self._heard_at = 0.0
+        self._admitted = False
+        self._stalled_since: float | None = None
+        self._source_tries = 0
         self._wake = asyncio.Event()
         self._drops: set[Policy] = set()
         self._dropper: asyncio.Task[None] | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         instruments.in_flight.labels(url).set_function(lambda: self.client.in_flight)
         instruments.adapters.labels(url).set_function(lambda: len(self._loaded))
+        instruments.limit.labels(url).set_function(lambda: self.slots.limit)
         instruments.show_state(url, self._state)
 
     @property
@@ -111,9 +119,29 @@ class Engine:
         """Versions confirmed here."""
         return sorted(self._loaded)
 
+    @property
+    def in_service(self) -> bool:
+        """Whether the engine was admitted and has not failed since: it may be taking an update."""
+        return self._admitted and self.trouble is None
+
+    @property
+    def taking(self) -> bool:
+        """Whether requests are sent here now."""
+        return self._state == "serving" and self.trouble is None
+
+    @property
+    def held_back(self) -> bool:
+        """Whether samples placed here wait for a slot."""
+        return self.assigned > self.slots.limit
+
+    def set_limit(self, limit: int) -> None:
+        """Let this many requests be in flight from now on, and groups placed for as many."""
+        self.slots.resize(limit)
+        self._wishes.changed()
+
     def open_for(self, policy: Policy) -> bool:
         """Whether a new group of this version may be placed here."""
-        room = self.assigned < self._config.engine_concurrency
+        room = self.assigned < self.slots.limit
         return room and self._state == "serving" and self.usable_for(policy)
 
     def usable_for(self, policy: Policy) -> bool:
@@ -146,6 +174,8 @@ class Engine:
             raise
         self._failures = self._openings = 0
         self._heard_at = time.monotonic()
+        self.tokens += len(result.ids) // 4
+        self._instruments.engine_tokens.labels(self.url).inc(len(result.ids) // 4)
         return result
 
     def fail(self, error: EngineError, epoch: int) -> None:
@@ -194,6 +224,7 @@ class Engine:
             self._dropper.cancel()
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=2.0)
+        await self._delivery.leave(self.client)
         await self.client.close()
 
     async def _admit(self) -> None:
@@ -212,32 +243,38 @@ class Engine:
         self._epoch += 1
         self._failures = 0
         self._wake.clear()
-        wanted = self._wishes.wanted()
+        await self._delivery.begin(self.client)
         if not self._met:
-            await self._delivery.clean(self.client, models, wanted)
+            await self._delivery.clean(self.client, models, self._wishes.wanted())
         trusted = self._met and self._listed
         self._met, self._listed = True, models is not None
-        for policy in wanted:
+        # Until nothing is missing: a version that came meanwhile may be current elsewhere already.
+        while (policy := self._first_missing()) is not None:
             try:
                 await self._put(policy, trusted=trusted)
             except EngineError as error:
                 if error.kind != "adapter" or not self._wishes.lost(policy):
                     raise
                 self._log.warning("policy_lost", policy=policy.name, error=str(error))
-        if self.trouble is None:
-            retained = self._wishes.retained()
-            self._drops = {policy for policy in self._placed.values() if policy.version not in retained}
-            self._heard_at = time.monotonic()
-            self._set_state("serving")
-            self._log.info("engine_serving", versions=self.versions)
+            if self.trouble is not None:
+                return
+        retained = self._wishes.retained()
+        self._drops = {policy for policy in self._placed.values() if policy.version not in retained}
+        self._heard_at = time.monotonic()
+        self._admitted = True
+        self.admission += 1
+        self._set_state("serving")
+        self._log.info("engine_serving", versions=self.versions)
+
+    def _first_missing(self) -> Policy | None:
+        wanted = self._wishes.wanted()
+        return next((policy for policy in wanted if self._loaded.get(policy.version) != policy), None)
 
     async def _serve(self) -> None:
         while self.trouble is None:
             self._wake.clear()
-            wanted = self._wishes.wanted()
-            missing = [policy for policy in wanted if self._loaded.get(policy.version) != policy]
-            if missing:
-                await self._update(missing[0])
+            if (missing := self._first_missing()) is not None:
+                await self._update(missing)
                 continue
             self._drop_drained()
             try:
@@ -247,28 +284,87 @@ class Engine:
                 await self._check_health()
 
     async def _update(self, policy: Policy) -> None:
+        try:
+            await self._delivery.prepare(policy)
+        except EngineError as error:
+            if error.kind != "source":
+                raise
+            await self._wait_for_source(policy, error)
+            return
+        self._source_tries = 0
         if self._delivery.exclusive:
             self._set_state("syncing")
+            started = time.monotonic()
             while self.assigned and self.trouble is None:
                 self._wake.clear()
                 await self._wake.wait()
             if self.trouble is not None:
                 return
+            if self._stalled_since is None:
+                self._instruments.update_drain.observe(time.monotonic() - started)
+                self._stalled_since = time.monotonic()
             self._loaded.clear()
         await self._put(policy, trusted=self._listed)
         if self.trouble is None:
             self._set_state("serving")
 
+    async def _wait_for_source(self, policy: Policy, error: EngineError) -> None:
+        """The engine goes on with the version that it has."""
+        if self._source_tries in (0, 5) or self._source_tries % 60 == 0:
+            self._log.warning(
+                "policy_not_to_be_had", policy=policy.name, error=str(error), tries=self._source_tries + 1
+            )
+        pause = min(_PROBE_MAX_S, _PROBE_MIN_S * 2.0 ** min(self._source_tries, 20))
+        self._source_tries += 1
+        self._instruments.engine_errors.labels(self.url, error.kind).inc()
+        try:
+            async with asyncio.timeout(random.uniform(0.5, 1.0) * pause):
+                await self._wake.wait()
+        except TimeoutError:
+            await self._check_health()
+
     async def _put(self, policy: Policy, *, trusted: bool) -> None:
         started = time.monotonic()
-        await self._delivery.put(self.client, policy, self._pinned, trusted or policy.name in self._placed)
+        self.putting = policy
+        try:
+            receipt = await self._delivery.put(
+                self.client, policy, self._pinned, trusted or policy.name in self._placed
+            )
+        finally:
+            self.putting = None
         if self.trouble is not None:
             return
         self._loaded[policy.version] = policy
         self._placed[policy.name] = policy
-        self._instruments.loads.labels(self.url).inc()
-        self._log.info("policy_confirmed", policy=policy.name, version=policy.version, s=time.monotonic() - started)
-        self._wishes.confirmed(self, policy)
+        self._count(policy, receipt, time.monotonic() - started)
+        self._wishes.changed()
+
+    def _count(self, policy: Policy, receipt: Receipt, seconds: float) -> None:
+        instruments = self._instruments
+        instruments.loads.labels(self.url).inc()
+        instruments.delivered_bytes.labels(self.url, receipt.mode).inc(receipt.moved)
+        phases = {"transfer": receipt.transfer_s, "verify": receipt.verify_s, "first_token": receipt.first_token_s}
+        for phase, took in phases.items():
+            instruments.delivery_phase.labels(receipt.mode, phase).observe(took)
+        self._log.info(
+            "policy_confirmed",
+            policy=policy.name,
+            version=policy.version,
+            mode=receipt.mode,
+            bytes=receipt.moved,
+            verified=receipt.verified,
+            checksum=receipt.checksum[:16],
+            s=round(seconds, 4),
+            **{f"{phase}_s": round(took, 4) for phase, took in phases.items()},
+        )
+
+    def resume(self, policy: Policy) -> None:
+        """New groups take a version that is served here: an update that stalled the engine is over."""
+        if self._stalled_since is not None:
+            stalled = time.monotonic() - self._stalled_since
+            self._stalled_since = None
+            self._instruments.update_stall.observe(stalled)
+            self._log.info("engine_resumed", policy=policy.name, version=policy.version, stalled_s=round(stalled, 4))
 
     def _drop_drained(self) -> None:
         retained = self._wishes.retained()
@@ -320,6 +416,8 @@ class Engine:
         if self.trouble is not None:
             return
         self.trouble = error
+        self._admitted = False
+        self._stalled_since = None  # out of service is no stall
         self._loaded.clear()
         self._openings += 1
         self._instruments.openings.labels(self.url).inc()

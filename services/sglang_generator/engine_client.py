@@ -7,8 +7,8 @@ Every failure is an :class:`EngineError` of a kind that says what it means for t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import httpx
 import msgspec
@@ -20,10 +20,11 @@ from sglang_generator.wire import (
     Expected,
     Generated,
     GenerateReply,
+    Loads,
     LoraReply,
     ModelInfo,
     ModelList,
-    UpdateReply,
+    ServerInfo,
     check,
 )
 
@@ -31,6 +32,7 @@ R = TypeVar("R")
 
 _JSON = {"Content-Type": "application/json"}
 _CONTROL_CONNECTIONS = 8
+_SLICE_BYTES = 1 << 20
 _encode = msgspec.json.Encoder().encode
 _generate_reply = msgspec.json.Decoder(GenerateReply)
 
@@ -119,20 +121,20 @@ class EngineClient:
 
     async def abort(self, rid: str) -> None:
         """Ask the engine to drop a request."""
-        await self._call("POST", "/abort_request", None, {"rid": rid}, timeout_s=self._health_timeout_s)
+        await self.call("POST", "/abort_request", None, {"rid": rid}, timeout_s=self._health_timeout_s)
 
     async def health(self) -> None:
         """Raises EngineError unless the engine answers ``/health`` with 200 in time."""
-        await self._call("GET", "/health", None, timeout_s=self._health_timeout_s, admin=False)
+        await self.call("GET", "/health", None, timeout_s=self._health_timeout_s, admin=False)
 
     async def model_info(self) -> ModelInfo:
         """What the engine serves."""
-        return await self._call("GET", "/model_info", ModelInfo, timeout_s=self._health_timeout_s, admin=False)
+        return await self.call("GET", "/model_info", ModelInfo, timeout_s=self._health_timeout_s, admin=False)
 
     async def models(self) -> ModelList | None:
         """The base model (with its context length) and the loaded adapters; None if the engine does not list them."""
         try:
-            return await self._call("GET", "/v1/models", ModelList, timeout_s=self._health_timeout_s, admin=False)
+            return await self.call("GET", "/v1/models", ModelList, timeout_s=self._health_timeout_s, admin=False)
         except EngineError as error:
             if error.kind == "protocol":
                 return None
@@ -141,46 +143,108 @@ class EngineClient:
     async def load_lora_adapter(self, name: str, path: str) -> LoraReply:
         """Load an adapter under a name; success false says why not (for example: already loaded)."""
         body = {"lora_name": name, "lora_path": path}
-        return await self._call("POST", "/load_lora_adapter", LoraReply, body, refusal=True)
+        return await self.call("POST", "/load_lora_adapter", LoraReply, body, refusal=True)
 
     async def unload_lora_adapter(self, name: str) -> LoraReply:
         """Unload an adapter; the engine waits for the requests that use it."""
-        return await self._call("POST", "/unload_lora_adapter", LoraReply, {"lora_name": name}, refusal=True)
+        return await self.call("POST", "/unload_lora_adapter", LoraReply, {"lora_name": name}, refusal=True)
 
-    async def update_weights_from_disk(self, path: str, weight_version: str) -> UpdateReply:
-        """Replace the weights; the engine waits for all requests in flight."""
-        body = {"model_path": path, "weight_version": weight_version}
-        return await self._call("POST", "/update_weights_from_disk", UpdateReply, body, refusal=True)
+    async def loads(self) -> Loads | None:
+        """Running and waiting requests and cache use now; None if the engine does not tell."""
+        path = "/v1/loads?include=core,queues"
+        return await self.call("GET", path, Loads, timeout_s=self._health_timeout_s, admin=False, absent=True)
 
-    async def _call(
+    async def server_info(self) -> ServerInfo | None:
+        """The engine's settings in force; None if it does not tell."""
+        path = "/server_info"
+        return await self.call("GET", path, ServerInfo, timeout_s=self._health_timeout_s, admin=False, absent=True)
+
+    @overload
+    async def call(
         self,
         method: str,
         path: str,
-        reply: type[R] | None,
-        body: dict[str, Any] | None = None,
+        reply: type[R],
+        body: dict[str, Any] | Sequence[bytes] | None = None,
         *,
         timeout_s: float | None = None,
         refusal: bool = False,
         admin: bool = True,
-    ) -> R:
-        """One control call. ``refusal``: a 400 carries the reply as well, and tells the reason in it."""
-        content = None if body is None else _encode(body)
+        absent: Literal[False] = False,
+    ) -> R: ...
+
+    @overload
+    async def call(
+        self,
+        method: str,
+        path: str,
+        reply: type[R],
+        body: dict[str, Any] | Sequence[bytes] | None = None,
+        *,
+        timeout_s: float | None = None,
+        refusal: bool = False,
+        admin: bool = True,
+        absent: Literal[True],
+    ) -> R | None: ...
+
+    @overload
+    async def call(
+        self,
+        method: str,
+        path: str,
+        reply: None,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        admin: bool = True,
+    ) -> None: ...
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        reply: type[R] | None,
+        body: dict[str, Any] | Sequence[bytes] | None = None,
+        *,
+        timeout_s: float | None = None,
+        refusal: bool = False,
+        admin: bool = True,
+        absent: bool = False,
+    ) -> R | None:
+        """One control call. ``refusal``: a 400 carries the reply as well, and tells the reason in it; ``absent``: 404
+        gives None. A body may be JSON in parts, which are never joined: weights are large.
+
+        Raises:
+            EngineError: the engine failed, does not answer in time, or not in this format.
+        """
+        if isinstance(body, dict):
+            body = (_encode(body),)
         try:
             async with asyncio.timeout(timeout_s or self._control_timeout_s):
-                response = await self._send(method, path, self._admin_headers if admin else self._headers, content)
+                response = await self._send(method, path, self._admin_headers if admin else self._headers, body)
         except TimeoutError:
             raise EngineError("timeout", f"{self.url}{path}: no answer in time") from None
+        if absent and response.status_code == 404:
+            return None
         if response.status_code != 200 and not (response.status_code == 400 and refusal):
             failure = self._failure(response.status_code, response.content, path)
             raise failure if isinstance(failure, EngineError) else EngineError("protocol", str(failure))
         if reply is None:
-            return None  # type: ignore[return-value]
+            return None
         try:
             return msgspec.json.decode(response.content, type=reply)
         except msgspec.DecodeError as error:
             raise EngineError("protocol", f"{self.url}{path}: not SGLang's response: {error}") from error
 
-    async def _send(self, method: str, path: str, headers: dict[str, str], content: bytes | None) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, headers: dict[str, str], body: Sequence[bytes] | None
+    ) -> httpx.Response:
+        content: bytes | AsyncIterator[bytes] | None = None
+        if body is not None and len(body) == 1:
+            content = body[0]
+        elif body is not None:
+            content = _in_slices(body)
+            headers = headers | {"Content-Length": str(sum(map(len, body)))}
         try:
             return await self._http.request(method, path, content=content, headers=headers)
         except httpx.ConnectTimeout as error:
@@ -201,6 +265,13 @@ class EngineClient:
             return RequestRefused(where)
         kinds: dict[int, Kind] = {401: "auth", 403: "auth", 408: "timeout", 429: "unavailable", 504: "timeout"}
         return EngineError(kinds.get(status, "unavailable" if status >= 500 else "protocol"), where)
+
+
+async def _in_slices(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), _SLICE_BYTES):
+            yield bytes(view[start : start + _SLICE_BYTES])
 
 
 def _bearer(key: str | None) -> dict[str, str]:

@@ -7,8 +7,19 @@ from typing import Literal, TypeAlias
 from gristmill.errors import BadInput, InfrastructureError
 
 Kind: TypeAlias = Literal[
-    "connection", "timeout", "unavailable", "protocol", "invalid", "mismatch", "adapter", "auth", "aborted", "lost"
+    "connection",
+    "timeout",
+    "unavailable",
+    "protocol",
+    "invalid",
+    "mismatch",
+    "adapter",
+    "auth",
+    "aborted",
+    "lost",
+    "source",
 ]
+"""``source``: the trainer's weight source failed, so an engine cannot get a version (and may hold half of it)."""
 Effect: TypeAlias = Literal["resync", "count", "none"]
 
 _EFFECTS: dict[Kind, Effect] = {
@@ -22,6 +33,7 @@ _EFFECTS: dict[Kind, Effect] = {
     "auth": "resync",
     "aborted": "none",
     "lost": "none",
+    "source": "resync",
 }
 
 

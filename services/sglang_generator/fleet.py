@@ -3,7 +3,8 @@
 Invariants:
 
 * A group is placed only on an engine that has confirmed the version it is placed with.
-* ``current`` is the newest version that some engine has confirmed; new groups always take it.
+* ``current`` is the newest version that every engine in service has confirmed (``switch: all``), or that one has
+  (``each``); new groups always take it.
 * A version stays on the engines while a group holds it; drained versions are dropped, ``keep_versions`` behind.
 * A group waits for an engine with room rather than in an engine's queue, so slow engines get fewer groups.
 """
@@ -18,10 +19,11 @@ from dataclasses import dataclass
 import structlog
 
 from sglang_generator.config import GeneratorConfig
-from sglang_generator.delivery import Delivery, DiskDelivery, LoraDelivery
+from sglang_generator.delivery import Delivery, make_delivery
 from sglang_generator.engine import Engine
 from sglang_generator.errors import PolicyGone
 from sglang_generator.instruments import Instruments
+from sglang_generator.pacer import Pacer
 from sglang_generator.policy import Policy
 from sglang_generator.wire import ModelInfo, ModelList
 
@@ -46,12 +48,9 @@ class Fleet:
         on_current: Callable[[Policy], None],
         on_change: Callable[[], None],
     ) -> None:
-        self.delivery: Delivery = (
-            LoraDelivery(run_id, adopt=config.adopt_adapters, timeout_s=config.control_timeout_s)
-            if config.delivery == "lora"
-            else DiskDelivery(timeout_s=config.control_timeout_s)
-        )
+        self.delivery: Delivery = make_delivery(config, run_id)
         self.engines = [Engine(url, config, self.delivery, self, instruments, log) for url in config.engines]
+        self._pacers = [Pacer(engine, self, config, instruments, log) for engine in self.engines]
         self.current: Policy | None = None
         self.target: Policy | None = None
         self.tokenizer_path: str | None = None
@@ -73,10 +72,13 @@ class Fleet:
         async with asyncio.TaskGroup() as tasks:
             for engine in self.engines:
                 tasks.create_task(engine.run(), name=f"engine {engine.url}")
+            for engine, pacer in zip(self.engines, self._pacers, strict=True):
+                tasks.create_task(pacer.run(), name=f"pacer {engine.url}")
 
     async def close(self) -> None:
         """Close the connections; call after :meth:`run` has ended."""
         await asyncio.gather(*(engine.close() for engine in self.engines))
+        await self.delivery.close()
 
     def set_target(self, policy: Policy) -> None:
         """Bring a verified version onto the engines."""
@@ -97,8 +99,11 @@ class Fleet:
         return [self.target, *(self._policies[version] for version in sorted(live, reverse=True))]
 
     def retained(self) -> set[int]:
-        """Versions that stay where they are: the wanted ones and ``keep_versions`` behind the current one."""
+        """Versions that stay where they are: the wanted ones, those on their way to an engine, and ``keep_versions``
+        behind the current one."""
         wanted = {policy.version for policy in self.wanted()} | self._held.keys()
+        # Else, with versions coming fast, a slow engine would never confirm one that the others still have.
+        wanted |= {engine.putting.version for engine in self.engines if engine.putting is not None}
         if self.current is None:
             return wanted
         behind = sorted((known for known in self._policies if known < self.current.version), reverse=True)
@@ -171,21 +176,16 @@ class Fleet:
             self.context_length = min([*lengths, *([self.context_length] if self.context_length else [])], default=None)
         self.model_known.set()
 
-    def confirmed(self, engine: Engine, policy: Policy) -> None:
-        """An engine serves a version: if it is the newest, new groups take it from now on."""
-        if self.current is None or policy.version > self.current.version:
-            self.current = policy
-            self._instruments.version.set(policy.version)
-            self._log.info("policy_current", policy=policy.name, version=policy.version, engine=engine.url)
-            self._prune()
-            self._on_current(policy)
-            self._wake_engines()
-        self.changed()
-
     def changed(self) -> None:
-        """An engine's state, or what it serves, has changed."""
+        """An engine's state, room, or what it serves has changed."""
+        self._advance()
         self._let_in()
         self._on_change()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether groups wait for room on any engine."""
+        return bool(self._queue)
 
     def serving(self) -> list[Engine]:
         """Engines that take groups of the current version, room aside."""
@@ -193,6 +193,36 @@ class Fleet:
         if policy is None:
             return []
         return [each for each in self.engines if each.state == "serving" and each.usable_for(policy)]
+
+    def _advance(self) -> None:
+        """Let new groups take the newest version that may be served; the last engine to lack it may have failed."""
+        newer = [
+            policy
+            for policy in self._policies.values()
+            if (self.current is None or policy.version > self.current.version) and self._may_switch(policy)
+        ]
+        if newer:
+            policy = max(newer, key=lambda each: each.version)
+            self.current = policy
+            self._instruments.version.set(policy.version)
+            holders = [engine.url for engine in self.engines if engine.usable_for(policy)]
+            self._log.info("policy_current", policy=policy.name, version=policy.version, engines=holders)
+            self._prune()
+            self._on_current(policy)
+            self._wake_engines()
+        if self.current is not None:
+            for engine in self.engines:
+                if engine.usable_for(self.current):
+                    engine.resume(self.current)
+
+    def _may_switch(self, policy: Policy) -> bool:
+        """Whether a version is where it must be. Engines that are out of service do not count: they get it before
+        they come back."""
+        if not any(engine.usable_for(policy) for engine in self.engines):
+            return False
+        if self._config.switch == "each":
+            return True
+        return all(engine.usable_for(policy) for engine in self.engines if engine.in_service)
 
     def _least_loaded(self, admits: Callable[[Engine], bool]) -> Engine | None:
         return min((each for each in self.engines if admits(each)), key=lambda each: each.assigned, default=None)

@@ -39,6 +39,28 @@ class Instruments:
         self.adapters = metrics.gauge(
             "generator_adapters_loaded", "Versions an engine holds for this run.", ("engine",)
         )
+        self.delivered_bytes = metrics.counter(
+            "generator_delivered_bytes", "Bytes of weights moved to an engine.", ("engine", "mode")
+        )
+        self.delivery_phase = metrics.histogram(
+            "generator_delivery_phase_seconds",
+            "Seconds of one delivery to one engine: transfer, verify, first_token.",
+            ("mode", "phase"),
+        )
+        self.update_drain = metrics.histogram(
+            "generator_update_drain_seconds", "Seconds in which an engine finished its samples before an update."
+        )
+        self.update_stall = metrics.histogram(
+            "generator_update_stall_seconds", "Seconds per version in which an engine had no request because of it."
+        )
+        self.engine_tokens = metrics.counter("generator_engine_tokens", "Tokens sampled by an engine.", ("engine",))
+        self.tokens_per_second = metrics.gauge(
+            "generator_tokens_per_second", "Tokens sampled per second over the last ten seconds.", ("engine",)
+        )
+        self.limit = metrics.gauge("generator_concurrency_limit", "Requests that may be in flight.", ("engine",))
+        self.decisions = metrics.counter(
+            "generator_concurrency_decisions", "Looks at an engine's load, by what followed.", ("engine", "decision")
+        )
         self.policies_ignored = metrics.counter("generator_policies_ignored", "Policy records ignored.", ("why",))
         self.problems_ignored = metrics.counter("generator_problems_ignored", "Problems of another run.")
 

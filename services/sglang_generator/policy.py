@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from gristmill.errors import ConfigError
 from gristmill.messages import PolicyVersion
-from sglang_generator.config import StaticPolicy
+from sglang_generator.config import DeliveryMode, StaticPolicy
 from sglang_generator.wire import Expected
 
 Outcome: TypeAlias = Literal["version", "credit", "repeated", "other_run", "backwards", "conflict", "misnamed"]
@@ -33,7 +33,14 @@ class Policy:
     weight_version: str | None
     """What the engine must report; None means what it reported at first contact."""
     path: Path | None
-    """Verified artifact; None when there is nothing to load."""
+    """Verified artifact; None when there is nothing to load, or the trainer hands the weights over itself."""
+    sha256: str = ""
+    """Announced digest of the artifact; empty for a policy that nobody announced."""
+
+    @property
+    def announced(self) -> bool:
+        """Whether a trainer announced it, so that it must be brought onto the engines."""
+        return bool(self.sha256)
 
     def expected(self, pinned: str | None) -> Expected:
         """What responses must carry on an engine that reported ``pinned`` at first contact."""
@@ -45,17 +52,17 @@ def static_policy(config: StaticPolicy, run_id: str) -> Policy:
     return Policy(run_id, config.version, config.adapter or "", config.adapter, config.weight_version, None)
 
 
-def announced_policy(record: PolicyVersion, path: Path) -> Policy:
-    """The policy of a record whose artifact was verified."""
+def announced_policy(record: PolicyVersion, path: Path | None) -> Policy:
+    """The policy of a record whose artifact was verified, or is not read here."""
     if record.kind == "lora":
-        return Policy(record.run_id, record.version, record.name, record.name, None, path)
-    return Policy(record.run_id, record.version, record.name, None, record.name, path)
+        return Policy(record.run_id, record.version, record.name, record.name, None, path, record.sha256)
+    return Policy(record.run_id, record.version, record.name, None, record.name, path, record.sha256)
 
 
 class PolicyBook:
     """The newest version of one run, and its credit."""
 
-    def __init__(self, run_id: str, delivery: Literal["lora", "disk"]) -> None:
+    def __init__(self, run_id: str, delivery: DeliveryMode) -> None:
         self._run_id = run_id
         self._kind = "lora" if delivery == "lora" else "full"
         self._delivery = delivery
@@ -74,7 +81,8 @@ class PolicyBook:
         if record.kind != self._kind:
             raise ConfigError(
                 f"policy {record.name} is of kind {record.kind!r}, but generator.delivery is {self._delivery!r}: "
-                "set it to 'lora' for adapters and to 'disk' for full weights"
+                "set it to 'lora' for adapters (trainer.weights: lora), and to 'disk', 'tensor' or 'nccl' for whole "
+                "weights (trainer.weights: full)"
             )
         newest = self.newest
         if newest is None or record.version > newest.version:

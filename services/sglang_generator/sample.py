@@ -65,7 +65,7 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
         await prompts.load(config.tokenizer or info.tokenizer_path or info.model_path)
         problems = [_problem(number, row, job) for number, row in rows]
         async with _adapter(client, job.adapter) as name:
-            slots = asyncio.Semaphore(config.engine_concurrency)
+            slots = asyncio.Semaphore(config.first_concurrency)
             expected = Expected(adapter=name, weight_version=None)
             done = 0
 

@@ -67,9 +67,96 @@ class LoraReply(msgspec.Struct):
     loaded_adapters: dict[str, Any] | None = None
 
 
-class UpdateReply(msgspec.Struct):
+class Reply(msgspec.Struct):
+    """SGLang's answer to the calls that change weights; ``message`` says what happened, or why it did not."""
+
     success: bool
     message: str = ""
+
+
+class Rank(msgspec.Struct):
+    """One rank's part of a checksum. Its keys are parameter names, which tell the shape of the engine."""
+
+    checksums: dict[str, str] = {}
+
+
+class Checksum(msgspec.Struct):
+    success: bool
+    message: str = ""
+    ranks: list[Rank] = []
+    per_engine_checksum: str | None = None
+
+
+class ScoreMeta(msgspec.Struct):
+    weight_version: str | None = None
+    lora_path: str | msgspec.UnsetType | None = msgspec.UNSET
+    input_token_logprobs: list[tuple[float | None, int, Any]] = []
+
+
+class ScoreReply(msgspec.Struct):
+    meta_info: ScoreMeta
+
+
+class Queues(msgspec.Struct):
+    retracted: int = 0
+
+
+class RankLoad(msgspec.Struct):
+    """One rank's entry of ``/v1/loads``."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    token_usage: float = 0.0
+    max_running_requests: int = 0
+    gen_throughput: float = 0.0
+    queues: Queues | None = None
+
+
+class Loads(msgspec.Struct):
+    loads: list[RankLoad]
+
+
+class GraphPhase(msgspec.Struct):
+    backend: str | None = None
+    max_bs: int | None = None
+    bs: list[int] | None = None
+
+
+class GraphConfig(msgspec.Struct):
+    decode: GraphPhase | None = None
+
+
+class InternalState(msgspec.Struct):
+    """What a scheduler says of itself: the values in force rather than those of the command line."""
+
+    effective_max_running_requests_per_dp: int | None = None
+    cuda_graph_config: GraphConfig | None = None
+
+
+class ServerInfo(msgspec.Struct):
+    """The few of ``/server_info``'s hundreds of keys that matter here."""
+
+    tp_size: int = 1
+    dp_size: int = 1
+    max_running_requests: int | None = None
+    disable_cuda_graph: bool = False
+    cuda_graph_config: GraphConfig | None = None
+    internal_states: list[InternalState] = []
+
+    def largest_graph(self) -> int | None:
+        """Largest decoding batch that a CUDA graph was captured for; None without graphs, or where nothing is said."""
+        states = [state.cuda_graph_config for state in self.internal_states]
+        config = next((found for found in (*states, self.cuda_graph_config) if found is not None), None)
+        if self.disable_cuda_graph or config is None or config.decode is None or config.decode.backend == "disabled":
+            return None
+        captured = max(config.decode.bs, default=None) if config.decode.bs else config.decode.max_bs
+        return None if captured is None else captured * max(1, self.dp_size)
+
+    def most_running(self) -> int | None:
+        """Requests that run at once."""
+        per_rank = [state.effective_max_running_requests_per_dp for state in self.internal_states]
+        known = [count for count in per_rank if count]
+        return sum(known) if known else self.max_running_requests
 
 
 @dataclass(frozen=True, slots=True)

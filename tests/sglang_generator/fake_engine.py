@@ -9,14 +9,22 @@ for the bare model), so a test sees from the tokens alone which weights made a c
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
+import pickle
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fake_server import FakeServer
+
 BASE_TOKEN = 999
+TENSOR_PATH = "__tensor__"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass
@@ -28,6 +36,9 @@ class Seen:
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
     updates: list[str] = field(default_factory=list)
+    stamps: list[str] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    garbled: list[str] = field(default_factory=list)
     most_adapters: int = 0
     most_in_flight: int = 0
     paths: Counter[str] = field(default_factory=Counter)
@@ -37,7 +48,7 @@ class Seen:
         return [body for body in self.generates if body["input_ids"] != [0, 1]]
 
 
-class FakeEngine:
+class FakeEngine(FakeServer):
     """One engine in the running event loop. ``faults`` maps a path to what happens to the next requests there.
 
     A fault is ``[kind, count]``; kinds: ``503``, ``500``, ``400``, ``401``, ``429``, ``drop`` (connection closed),
@@ -48,8 +59,8 @@ class FakeEngine:
     def __init__(
         self, tokenizer: str, *, port: int = 0, latency_s: float = 0.0, tokens: int = 4, list_models: bool = True
     ) -> None:
+        super().__init__(port)
         self.tokenizer = tokenizer
-        self.port = port
         self.latency_s = latency_s
         self.tokens = tokens
         self.list_models = list_models
@@ -58,6 +69,9 @@ class FakeEngine:
         self.seen = Seen()
         self.faults: dict[str, list[Any]] = {}
         self.adapters: dict[str, str] = {}
+        self.tensor_adapters: dict[str, float] = {}
+        self.unapplied: set[str] = set()
+        """Adapters that are taken in and then ignored."""
         self.weight_version = "default"
         self.model_path = "base"
         self.in_flight = 0
@@ -65,64 +79,37 @@ class FakeEngine:
         self.idle.set()
         self.unload_gate = asyncio.Event()
         self.unload_gate.set()
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def __aenter__(self) -> FakeEngine:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.crash()
+        self.weights: dict[str, float] = {}
+        """Value of each tensor that was pushed; empty for the model that the engine started with."""
+        self.groups: dict[str, dict[str, Any]] = {}
+        self.chunks = 0
+        """Parts of weights received so far."""
+        self.on_chunk: Callable[[int], Awaitable[None]] | None = None
+        """Called with the number of each part before it is taken in."""
+        self.deaf = False
+        """Confirms updates and ignores them."""
+        self.garbles = 0
+        """Updates from now on that end with a wrong tensor."""
+        self.checker = True
+        self.channels: dict[str, asyncio.Queue[dict[str, float]]] = {}
+        """Where broadcasts arrive, by group; a fake weight source puts them there."""
+        self.info: dict[str, Any] = {"tp_size": 1, "internal_states": [{}]}
+        self.load: dict[str, Any] | None = {}
+        """Over what ``/v1/loads`` tells of the engine; None: it has no such endpoint."""
 
     async def start(self) -> None:
         """Listen; after :meth:`crash` on the same port, with nothing loaded."""
         self.adapters.clear()
+        self.weights.clear()
+        self.groups.clear()
         self.weight_version, self.model_path = "default", "base"
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", self.port, limit=1 << 24)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await super().start()
 
     async def crash(self) -> None:
         """Die: every connection is cut, every request lost."""
-        if self._server is not None:
-            self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().crash()
         self.in_flight = 0
         self.idle.set()
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                _method, path, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
-                length = 0
-                for line in head.lower().split(b"\r\n"):
-                    if line.startswith(b"content-length:"):
-                        length = int(line.split(b":")[1])
-                raw = await reader.readexactly(length)
-                status, body = await self._answer(path.split("?")[0], json.loads(raw) if raw else {})
-                if status == 0:
-                    return
-                payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-                head_out = (
-                    f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-                )
-                writer.write(head_out.encode() + payload)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
 
     def _fault(self, path: str) -> str | None:
         fault = self.faults.get(path)
@@ -133,8 +120,11 @@ class FakeEngine:
             del self.faults[path]
         return str(fault[0])
 
-    async def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    async def answer(self, method: str, path: str, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, Any]:
         self.seen.paths[path] += 1
+        probe = path == "/generate" and body["sampling_params"]["max_new_tokens"] == 0
+        if probe:
+            return self._probe(body)
         if path == "/generate":
             self.seen.generates.append(body)
         fault = self._fault(path)
@@ -195,16 +185,121 @@ class FakeEngine:
         self.seen.unloads.append(name)
         return 200, {"success": True, "error_message": "", "loaded_adapters": dict(self.adapters)}
 
+    async def _load_lora_adapter_from_tensors(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        name = body["lora_name"]
+        if name in self.adapters:
+            message = f"Failed to load LoRA adapter {name} because it is already loaded"
+            return 400, {"success": False, "error_message": message}
+        tensors = _unpickle(body["serialized_tensors"])
+        found = {key: hashlib.sha256(value.numpy().tobytes()).hexdigest() for key, value in tensors.items()}
+        if found != body["expected_checksums"] or body["config_dict"]["peft_type"] != "LORA":
+            return 400, {"success": False, "error_message": "adapter sync MISMATCH"}
+        self.adapters[name] = TENSOR_PATH
+        self.tensor_adapters[name] = next(float(v.flatten()[0]) for k, v in tensors.items() if "lora_B" in k)
+        self.seen.loads.append(name)
+        self.seen.most_adapters = max(self.seen.most_adapters, len(self.adapters))
+        return 200, {"success": True, "error_message": None, "loaded_adapters": dict(self.adapters)}
+
     async def _update_weights_from_disk(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
         await self.idle.wait()
         self.model_path, self.weight_version = body["model_path"], body["weight_version"]
+        file = Path(body["model_path"]) / "version.txt"
+        if file.is_file():
+            self._take_in({EMBEDDING: float(file.read_text())})
+        self._garble(body["weight_version"])
         self.seen.updates.append(body["weight_version"])
         return 200, {"success": True, "message": "", "num_paused_requests": 0}
 
+    async def _update_weight_version(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        self.weight_version = body["new_version"]
+        self.seen.stamps.append(body["new_version"])
+        return 200, {"success": True, "message": "", "new_version": body["new_version"]}
+
+    async def _update_weights_from_tensor(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        assert len(body["serialized_named_tensors"]) == self.info["tp_size"]
+        payload = body["serialized_named_tensors"][0]
+        if body["load_format"] == "flattened_bucket":
+            values = json.loads(base64.b64decode(payload))  # a fake weight source's "handles"
+        else:
+            values = {name: float(tensor.flatten()[0]) for name, tensor in _unpickle(payload)}
+        return await self._chunk(values, body)
+
+    async def _init_weights_update_group(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        self.groups[body["group_name"]] = body
+        self.seen.groups.append(body["group_name"])
+        return 200, {"success": True, "message": ""}
+
+    async def _destroy_weights_update_group(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        known = self.groups.pop(body["group_name"], None)
+        return (200, {"success": True, "message": ""}) if known else (400, {"success": False, "message": "no group"})
+
+    async def _update_weights_from_distributed(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        if body["group_name"] not in self.groups:
+            return 400, {"success": False, "message": f"Group {body['group_name']} not in []"}
+        assert body["load_format"] == "flattened_bucket"
+        values = await self.channels[body["group_name"]].get()
+        assert list(values) == body["names"]
+        return await self._chunk(values, body)
+
+    async def _chunk(self, values: dict[str, float], body: dict[str, Any]) -> tuple[int, Any]:
+        self.chunks += 1
+        if self.on_chunk is not None:
+            await self.on_chunk(self.chunks)
+        assert (body["weight_version"] is not None) == body["flush_cache"]
+        await self.idle.wait()
+        self._take_in(values)
+        if body["weight_version"] is not None:
+            self.weight_version = body["weight_version"]
+            self._garble(body["weight_version"])
+            self.seen.updates.append(body["weight_version"])
+        return 200, {"success": True, "message": ""}
+
+    def _take_in(self, values: dict[str, float]) -> None:
+        if not self.deaf:
+            self.weights.update(values)
+
+    def _garble(self, name: str) -> None:
+        if self.garbles:
+            self.garbles -= 1
+            self.weights["model.norm.weight"] = -1.0
+            self.seen.garbled.append(name)
+
+    async def _weights_checker(self, body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        assert body == {"action": "checksum"}
+        if not self.checker:
+            return 404, {"detail": "Not Found"}
+        value = hashlib.sha256(repr(sorted(self.weights.items())).encode()).hexdigest()
+        ranks = [{"checksums": {EMBEDDING: value}, "per_gpu_checksum": value, "parallelism_info": {"tp_rank": 0}}]
+        return 200, {"success": True, "message": "Success.", "ranks": ranks, "per_engine_checksum": value}
+
+    async def _server_info(self, _body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        return 200, self.info
+
+    async def _v1_loads(self, _body: dict[str, Any], _fault: str | None) -> tuple[int, Any]:
+        if self.load is None:
+            return 404, {"detail": "Not Found"}
+        load = {"dp_rank": 0, "num_running_reqs": self.in_flight, "num_waiting_reqs": 0, "token_usage": 0.1}
+        return 200, {"timestamp": "", "version": "0", "loads": [load | self.load]}
+
     def _token(self, adapter: str | None) -> int:
-        folder = self.adapters[adapter] if adapter is not None else self.model_path
-        file = Path(folder) / "version.txt"
+        if adapter is None:
+            return 1000 + int(self.weights[EMBEDDING]) if EMBEDDING in self.weights else BASE_TOKEN
+        if self.adapters[adapter] == TENSOR_PATH:
+            return 1000 + int(self.tensor_adapters[adapter])
+        file = Path(self.adapters[adapter]) / "version.txt"
         return 1000 + int(file.read_text()) if file.is_file() else BASE_TOKEN
+
+    def _probe(self, body: dict[str, Any]) -> tuple[int, Any]:
+        """Log-probabilities of the prompt: those of the base model where an adapter is null, or not applied."""
+        adapter = body.get("lora_path")
+        if adapter is not None and adapter not in self.adapters:
+            return 400, {"error": {"message": f"The following requested LoRA adapters are not loaded: {adapter}"}}
+        level = self._token(None) if adapter in (*self.unapplied, None) else self._token(adapter)
+        triples = [[None, body["input_ids"][0], None], *([-level / 1000, one, None] for one in body["input_ids"][1:])]
+        meta = {"id": body["rid"], "weight_version": self.weight_version, "input_token_logprobs": triples}
+        if self.echo_adapter:
+            meta["lora_path"] = adapter
+        return 200, {"text": "", "output_ids": [], "meta_info": meta}
 
     async def _generate(self, body: dict[str, Any], fault: str | None) -> tuple[int, Any]:
         adapter = body.get("lora_path")
@@ -252,6 +347,10 @@ class FakeEngine:
         elif fault == "empty":
             ids, meta["completion_tokens"], meta["output_token_logprobs"] = [], 0, []
         return 200, {"text": " ".join(map(str, ids)), "output_ids": ids, "meta_info": meta}
+
+
+def _unpickle(payload: str) -> Any:
+    return pickle.loads(base64.b64decode(payload))
 
 
 async def _main() -> None:
