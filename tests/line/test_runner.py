@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,67 +13,11 @@ import psutil
 import pytest
 
 from gristmill.config import CommonConfig
-from gristmill.local.line import gristmill_command
 from gristmill.replay import audit_run
-from line.harness import write_problems
+from line.runner import arguments, child, running, wait_for, wait_until_gone
 from support.kafka import KafkaBroker
 
 pytestmark = pytest.mark.timeout(480)  # a dozen processes on what may be a busy machine
-
-
-def arguments(command: str, model: Path, folder: Path, *more: str) -> list[str]:
-    """A quick line: the random model never answers right, so groups without variance are trained on too."""
-    problems = write_problems(folder / "problems.jsonl", 100)
-    return gristmill_command(
-        command,
-        f"--policy={model}",
-        f"--source=jsonl:{problems}",
-        f"--data_dir={folder / 'data'}",
-        "--run-id=under-test",
-        '--problems.prompt.plain="{{ problem }}"',
-        "--problems.group_size=4",
-        "--problems.sampling.max_new_tokens=6",
-        "--trainer.groups_per_step=2",
-        "--trainer.filter_zero_variance=false",
-        "--trainer.unparsable_reward=0.0",
-        "--trainer.threads=1",
-        "--trainer.lora.r=4",
-        "--math.unparsable_reward=0.0",
-        "--local.eval_problems=4",
-        "--local.eval_samples=1",
-        f"--local.eval_source=jsonl:{problems}",
-        "--local.status_interval_s=2",
-        *more,
-    )
-
-
-@contextmanager
-def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A runner that is gone afterwards, come what may."""
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            command, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "160"}
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_for(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_s: float = 200.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not re.search(pattern, log.read_text(errors="replace")):
-        assert process.poll() is None, log.read_text(errors="replace")
-        assert time.monotonic() < deadline, log.read_text(errors="replace")
-        time.sleep(0.1)
-
-
-def child(process: subprocess.Popen[bytes], word: str) -> psutil.Process:
-    """The runner's child that has ``word`` among its arguments."""
-    found = [item for item in psutil.Process(process.pid).children() if word in item.cmdline()]
-    assert len(found) == 1, [item.cmdline() for item in psutil.Process(process.pid).children()]
-    return found[0]
 
 
 def test_demo_runs_to_its_end(line_model: Path, tmp_path: Path) -> None:
@@ -98,6 +38,12 @@ def test_demo_runs_to_its_end(line_model: Path, tmp_path: Path) -> None:
     assert accounting["trained"] == 2 * 2 * 4
     assert {found["policy"]: found["samples"] for found in summary["evaluations"]} == {"before": 4, "after": 4}
     assert (tmp_path / "data/runs/under-test/training.jsonl").read_text().count("\n") == 2
+    figures = summary["figures"]
+    assert set(figures["staleness"]) <= {"0", "1"}
+    assert figures["tokens_per_s"] > 0
+    assert figures["delivery_s"] > 0
+    for text in ("trained samples by staleness", "train/inference mismatch KL", "delivery of a version to an engine"):
+        assert text in done.stdout
 
 
 def test_up_names_a_dead_part_and_fails(line_model: Path, tmp_path: Path) -> None:
@@ -132,11 +78,3 @@ def test_up_on_apache_kafka_drains_on_interrupt(
     assert report.balanced, report.breaches
     assert report.versions >= 2
     assert report.trained == report.versions * 2 * 4
-
-
-def wait_until_gone(parent: int) -> None:
-    """No process of the runner's is left."""
-    deadline = time.monotonic() + 10
-    while any(item.info["ppid"] == parent for item in psutil.process_iter(["ppid"])):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

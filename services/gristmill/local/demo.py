@@ -17,6 +17,7 @@ from gristmill.cli.audit import accounting_table
 from gristmill.errors import GristmillError
 from gristmill.local.delivery import setting
 from gristmill.local.evaluate import Evaluation, evaluate, heldout_split
+from gristmill.local.figures import Figures, figures
 from gristmill.local.helpers import catch_interrupt
 from gristmill.local.line import LocalLine, open_line
 from gristmill.local.options import ResolvedLine
@@ -38,6 +39,7 @@ class Outcome:
     """Mean reward of all completions that each policy version sampled."""
     evaluations: tuple[Evaluation, ...]
     accounting: Report
+    figures: Figures
     policy: PolicyVersion
     run_dir: Path
     config: Path
@@ -62,11 +64,13 @@ def run_demo(resolved: ResolvedLine, console: Console) -> Outcome | None:
         if interrupt.requested:
             console.print("stopped before the target: draining")
             return None
+        if line.watcher is not None:
+            line.watcher.scrape()
         bad = line.stop_services(keep_engines=True)
         if bad:
             raise GristmillError(f"these parts did not stop cleanly: {bad}; see {resolved.run_dir / 'logs'}")
         report = audit_run(line.common)
-        steps, rewards, policy = _records(line)
+        steps, rewards, policy, found = _records(line)
         if heldout:
             evaluations.append(_evaluate(line, heldout, "after", policy, console))
         outcome = Outcome(
@@ -75,6 +79,7 @@ def run_demo(resolved: ResolvedLine, console: Console) -> Outcome | None:
             rewards=rewards,
             evaluations=tuple(evaluations),
             accounting=report,
+            figures=found,
             policy=policy,
             run_dir=resolved.run_dir,
             config=line.config_path,
@@ -110,8 +115,8 @@ def _evaluate(
     return found
 
 
-def _records(line: LocalLine) -> tuple[dict[int, TrainingStep], dict[int, float], PolicyVersion]:
-    """Training steps of the run, mean reward by policy version, and the newest version."""
+def _records(line: LocalLine) -> tuple[dict[int, TrainingStep], dict[int, float], PolicyVersion, Figures]:
+    """Training steps of the run, mean reward by policy version, the newest version, and figures."""
     stats = line.watcher.stats if line.watcher else None
     if stats is None or stats.policy is None:
         raise GristmillError("the trainer published no policy version")
@@ -120,8 +125,9 @@ def _records(line: LocalLine) -> tuple[dict[int, TrainingStep], dict[int, float]
         for record in read_all(line.common, open_codec(line.common), line.topics.training, TrainingStep)
         if record.message is not None and record.message.run_id == line.common.run_id
     }
+    found = figures(stats, steps.values())
     with stats.lock:
-        return steps, stats.reward_curve, stats.policy
+        return steps, stats.reward_curve, stats.policy, found
 
 
 def _save(outcome: Outcome, steps: dict[int, TrainingStep]) -> None:
@@ -132,6 +138,7 @@ def _save(outcome: Outcome, steps: dict[int, TrainingStep]) -> None:
         "rewards": outcome.rewards,
         "evaluations": [{**asdict(found), "pass_at_1": found.pass_at_1} for found in outcome.evaluations],
         "accounting": {**asdict(outcome.accounting), "balanced": outcome.accounting.balanced},
+        "figures": asdict(outcome.figures),
         "policy": {"version": outcome.policy.version, "uri": outcome.policy.uri, "sha256": outcome.policy.sha256},
     }
     (outcome.run_dir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -160,6 +167,8 @@ def summarise(outcome: Outcome, console: Console) -> None:
             f"held-out pass@1 {found.policy:>6}: {found.pass_at_1:.3f} "
             f"({found.correct} of {found.samples} samples of {found.problems} problems)"
         )
+    for text in outcome.figures.lines():
+        console.print(text, highlight=False)
     console.print(accounting_table(outcome.accounting))
     console.print(f"policy version {outcome.policy.version}: {from_uri(outcome.policy.uri)}", soft_wrap=True)
     console.print(f"run folder (config, logs, evaluation, summary.json): {outcome.run_dir}", soft_wrap=True)

@@ -118,7 +118,7 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
         if len(parts) < 4 or not parts[0].isdigit():
             continue
         memory = parts[-1]  # not a number where memory is the host's own
-        gpus.append(Gpu(int(parts[0]), parts[1], ",".join(parts[2:-1]), int(memory) if memory.isdigit() else 0))
+        gpus.append(Gpu(int(parts[0]), parts[1], ", ".join(parts[2:-1]), int(memory) if memory.isdigit() else 0))
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 

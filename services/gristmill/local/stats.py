@@ -24,6 +24,8 @@ from gristmill.topics import Topic, Topics
 
 RATE_WINDOW_S = 10.0
 LAG_METRIC = "gristmill_consumer_lag"
+TIMED = ("gristmill_generator_delivery", "gristmill_generator_update")
+"""Beginnings of the names of the histograms of seconds that are kept."""
 
 
 class Rate:
@@ -75,6 +77,33 @@ class TopicStats:
     lag: int | None = None
 
 
+class Timings:
+    """Histograms of seconds that the services show, as sums and counts by process, metric and phase."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str, str], dict[str, float]] = {}
+
+    def take(self, process: str, family: Metric) -> None:
+        """Keep the newest sums of one metric of one process."""
+        newest: dict[str, dict[str, float]] = {}
+        for sample in family.samples:
+            part = sample.name.rpartition("_")[2]
+            if part in ("sum", "count"):
+                sums = newest.setdefault(sample.labels.get("phase", ""), {"sum": 0.0, "count": 0.0})
+                sums[part] += sample.value
+        for phase, sums in newest.items():
+            self._seen[process, family.name, phase] = sums
+
+    def means(self) -> dict[tuple[str, str], float]:
+        """Mean seconds by metric and phase over all processes; those never observed are left out."""
+        totals: dict[tuple[str, str], list[float]] = {}
+        for (_process, name, phase), sums in self._seen.items():
+            total = totals.setdefault((name, phase), [0.0, 0.0])
+            total[0] += sums["sum"]
+            total[1] += sums["count"]
+        return {key: seconds / count for key, (seconds, count) in totals.items() if count}
+
+
 class LineStats:
     """Counts and last values; the watcher writes them, the view reads them under ``lock``.
 
@@ -89,9 +118,19 @@ class LineStats:
         self.statuses: Counter[str] = Counter()
         self.rewards: dict[int, RewardMean] = {}
         self.tokens = Rate()
+        self.timings = Timings()
         self.policy: PolicyVersion | None = None
         self.last_step: TrainingStep | None = None
         self.last_dead_letter: str | None = None
+        self._sampled_tokens = 0
+        self._sampled_ms: tuple[int, int] | None = None
+
+    @property
+    def mean_tokens_per_second(self) -> float | None:
+        """Sampled tokens a second from the beginning of the first completion to the end of the last."""
+        if self._sampled_ms is None or self._sampled_ms[1] <= self._sampled_ms[0]:
+            return None
+        return self._sampled_tokens / (self._sampled_ms[1] - self._sampled_ms[0]) * 1000
 
     @property
     def reward_curve(self) -> dict[int, float]:
@@ -121,7 +160,12 @@ class LineStats:
         match message:
             case Completion(run_id=self.run_id):
                 self.highest_ordinal = max(self.highest_ordinal, message.ordinal)
-                self.tokens.add(len(message.completion_token_ids) // 4)
+                tokens = len(message.completion_token_ids) // 4
+                self.tokens.add(tokens)
+                self._sampled_tokens += tokens
+                began = message.completed_at_ms - round(1000 * message.generation_s)
+                first, last = self._sampled_ms or (began, message.completed_at_ms)
+                self._sampled_ms = (min(first, began), max(last, message.completed_at_ms))
             case Verdict(run_id=self.run_id):
                 self.highest_ordinal = max(self.highest_ordinal, message.ordinal)
                 self.statuses[message.status] += 1
@@ -171,7 +215,7 @@ class LineWatcher:
                     self._take(by_name, record)
                 if time.monotonic() - scraped > 1.0:
                     scraped = time.monotonic()
-                    self._scrape()
+                    self.scrape()
         except (KafkaException, InfrastructureError) as error:
             self.error = error
         finally:
@@ -189,10 +233,14 @@ class LineWatcher:
             except BadInput as error:
                 self.stats.last_dead_letter = f"unreadable record on {topic.name}: {error}"[:200]
 
-    def _scrape(self) -> None:
+    def scrape(self) -> None:
+        """Read the services' metrics once; the thread does it every second."""
         lags: dict[str, float] = {}
-        for port in self._ports.values():
+        for process, port in self._ports.items():
             for family in _fetch(port):
+                if family.name.startswith(TIMED) and family.type == "histogram":
+                    with self.stats.lock:
+                        self.stats.timings.take(process, family)
                 if family.name != LAG_METRIC:
                     continue
                 for sample in family.samples:
