@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import torch
 Kind = Literal["qwen2", "llama", "qwen3"]
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EOS = 1
+TIMEOUT_S = 120
 VOCAB = 320
 
 
@@ -81,31 +81,60 @@ def make_adapter(
     return folder
 
 
+def make_changed(model: Path, folder: Path) -> Path:
+    """A checkpoint of the same shape and type whose weights all differ a little, with the same tokenizer."""
+    import shutil
+
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    for path in folder.glob("*.safetensors"):
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            metadata = file.metadata()
+        generator = torch.Generator().manual_seed(5)
+        for name, tensor in tensors.items():
+            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(0.1) * 0.2
+            tensors[name] = (tensor.float() * 1.05 + noise).to(tensor.dtype)
+        save_file(tensors, str(path), metadata=metadata)
+    return folder
+
+
 class Reference:
     """A fresh transformers (and PEFT) model: what the engine's numbers must equal."""
 
-    def __init__(self, model: Path, adapter: Path | None = None) -> None:
+    def __init__(
+        self, model: Path, adapter: Path | None = None, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> None:
         from peft import PeftModel
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._device = device
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
         if adapter is not None:
-            self._model = PeftModel.from_pretrained(self._model, adapter).eval()
+            self._model = PeftModel.from_pretrained(self._model, adapter).eval().to(dtype)
+        self._model.to(device)
+
+    def distributions(self, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+        """Log-probabilities of all tokens at each position of the output [output, vocabulary]."""
+        with torch.inference_mode():
+            ids = torch.tensor([[*prompt, *output]], device=self._device)
+            logits = self._model(ids).logits[0].float().cpu()
+        return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, dim=-1)
 
     def logprobs(self, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0) -> list[float]:
         """Log-probability of each output token after all before it."""
-        with torch.inference_mode():
-            logits = self._model(torch.tensor([[*prompt, *output]])).logits[0].float()
-        scaled = torch.log_softmax(logits / temperature, dim=-1)
-        positions = range(len(prompt) - 1, len(prompt) + len(output) - 1)
-        return [scaled[at, token].item() for at, token in zip(positions, output, strict=True)]
+        scaled = self.distributions(prompt, output, temperature)
+        return [scaled[at, token].item() for at, token in enumerate(output)]
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The likeliest continuation."""
         tokens = list(prompt)
         with torch.inference_mode():
             for _ in range(count):
-                tokens.append(int(self._model(torch.tensor([tokens])).logits[0, -1].argmax()))
+                ids = torch.tensor([tokens], device=self._device)
+                tokens.append(int(self._model(ids).logits[0, -1].argmax()))
         return tokens[len(prompt) :]
 
 
@@ -141,20 +170,11 @@ class RunningEngine:
             self.failure = error
 
 
-@dataclass(frozen=True)
-class Target:
-    """A server that speaks SGLang's API, and what the contract suite may feed it."""
-
-    url: str
-    adapters: tuple[str, ...]
-    checkpoint: str | None
-
-
 class Client:
     """The few calls that tests make, blocking; ``post`` and ``get`` return (status, decoded body)."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        self.http = httpx.Client(base_url=url, timeout=60, **settings)
+        self.http = httpx.Client(base_url=url, timeout=TIMEOUT_S, **settings)
 
     def post(self, path: str, /, **body: Any) -> tuple[int, Any]:
         return _decoded(self.http.post(path, json=body))
