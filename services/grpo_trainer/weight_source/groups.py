@@ -22,7 +22,12 @@ from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, destroy_process_group
-from torch.distributed.distributed_c10d import BroadcastOptions, _abort_process_group, _new_process_group_helper
+from torch.distributed.distributed_c10d import (
+    BroadcastOptions,
+    _abort_process_group,
+    _new_process_group_helper,
+    _world,
+)
 
 from gristmill.errors import GristmillError
 from grpo_trainer.weight_source.snapshot import NotHeld, Shelf
@@ -214,6 +219,7 @@ class Groups:
                     group_name=group.name,
                     timeout=timedelta(seconds=self._timeout_s),
                 )
+                _world.pg_group_ranks[found] = {rank: rank for rank in range(group.world_size)}
                 if self._device.type == "cuda":
                     group.stream = torch.cuda.Stream(self._device)
         except (RuntimeError, ValueError) as error:
