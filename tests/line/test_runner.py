@@ -78,3 +78,30 @@ def test_up_on_apache_kafka_drains_on_interrupt(
     assert report.balanced, report.breaches
     assert report.versions >= 2
     assert report.trained == report.versions * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(("--generator.delivery=nccl",), id="nccl"),
+        pytest.param(("--generator.delivery=tensor",), id="tensor"),
+    ],
+)
+def test_whole_weights_reach_the_engine_and_the_evaluation(
+    flags: tuple[str, ...], line_model: Path, tmp_path: Path
+) -> None:
+    """The runner connects trainer and generator by itself; afterwards the engine serves the last version."""
+    done = subprocess.run(
+        arguments("demo", line_model, tmp_path, "--versions=2", "--trainer.learning_rate=1e-3", *flags),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the trainer trains full weights" in done.stdout
+    run = tmp_path / "data/runs/under-test"
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    assert summary["accounting"]["balanced"]
+    assert {found["policy"]: found["samples"] for found in summary["evaluations"]} == {"before": 4, "after": 4}
+    assert summary["figures"]["delivery_s"] > 0
