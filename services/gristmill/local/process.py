@@ -109,16 +109,17 @@ class Part:
         if process is None:
             return None
         self.ask_to_stop()
+        clean = True
         if process.poll() is None:
             try:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
+                clean = False
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(10)
-                return process.returncode
         if self.has_children:
             end_group(process.pid, CHILDREN_S)
-            return 0 if self._asked else process.returncode
+            return 0 if self._asked and clean else process.returncode
         return process.returncode
 
 
