@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, get_scheduler
 
 from gristmill.artifacts import digest_dir
@@ -20,7 +22,9 @@ from gristmill.errors import ConfigError
 from grpo_trainer.config import TrainerConfig
 from grpo_trainer.files import fsync_tree, replace_dir
 from grpo_trainer.phases import Phases
+from grpo_trainer.tensorfile import layout_of, read_layout, saved_dtype, write_file
 
+MODEL = "model.safetensors"
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.pt"
 SCHEDULE = "schedule.pt"
@@ -74,12 +78,12 @@ class Policy:
         Returns:
             Whether the moments are those of ``version``.
         """
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.trained().items()}
-        save_file(tensors, str(folder / WEIGHTS))
+        write_file(folder / WEIGHTS, self.trained())
         torch.save(self.scheduler.state_dict(), folder / SCHEDULE)
         if moments_from is not None and link(moments_from / OPTIMIZER, folder / OPTIMIZER):
             return False
-        torch.save({"version": version, "optimizer": self.optimizer.state_dict()}, folder / OPTIMIZER)
+        with without_checksums():
+            torch.save({"version": version, "optimizer": self.optimizer.state_dict()}, folder / OPTIMIZER)
         return True
 
     def load_trained(self, folder: Path) -> int:
@@ -106,8 +110,11 @@ class Policy:
         self.scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
         return int(states["version"])
 
-    def publish_to(self, folder: Path, phases: Phases | None = None) -> str:
+    def publish_to(self, folder: Path, phases: Phases | None = None, *, like: Path | None = None) -> str:
         """Save what engines load, durably: under a temporary name first, then renamed to ``folder``.
+
+        Args:
+            like: artifact of an earlier version, made by the same run. All but the weights is taken from it.
 
         Returns:
             The digest of the folder, taken while the disk is still writing.
@@ -119,8 +126,12 @@ class Policy:
             temporary.mkdir(parents=True)
             if self.kind == "lora":
                 save_adapter(self.model, temporary, self.base_model)
+            elif like is not None and self.resembles(like):
+                shutil.copytree(like, temporary, ignore=shutil.ignore_patterns(MODEL), dirs_exist_ok=True)
+                write_file(temporary / MODEL, self.weights(), self.dtype)
             else:
-                self.model.save_pretrained(str(temporary), state_dict=self.weights_to_save())
+                state = {name: tensor.to(saved_dtype(tensor, self.dtype)) for name, tensor in self.weights().items()}
+                self.model.save_pretrained(str(temporary), state_dict=state)
                 set_dtype(temporary / "config.json", self.dtype)
                 self.tokenizer.save_pretrained(str(temporary))
         with ThreadPoolExecutor(1) as pool:
@@ -131,12 +142,9 @@ class Policy:
         replace_dir(temporary, folder)
         return digest
 
-    def weights_to_save(self) -> dict[str, torch.Tensor]:
-        """All weights in CPU memory, in the dtype that is published; on a GPU never more than one is cast at a time."""
-        return {
-            name: (tensor.to(self.dtype) if tensor.is_floating_point() else tensor).cpu()
-            for name, tensor in self.weights().items()
-        }
+    def resembles(self, folder: Path) -> bool:
+        """Whether an artifact has our weights in one file, under our names: some models are renamed when saved."""
+        return (folder / MODEL).is_file() and read_layout(folder) == layout_of(self.weights(), self.dtype)
 
 
 def load_policy(config: TrainerConfig) -> Policy:
@@ -250,6 +258,17 @@ def set_dtype(path: Path, dtype: torch.dtype) -> None:
         if key in values:
             values[key] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def without_checksums() -> Iterator[None]:
+    """Torch's files carry CRCs that cost more time than writing does; the disk has its own."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def link(source: Path, target: Path) -> bool:

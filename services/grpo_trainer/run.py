@@ -223,7 +223,7 @@ class TrainerRun:
         whole = last or version - self.moments_of >= config.checkpoint_every
         with ThreadPoolExecutor(1, thread_name_prefix="checkpoint") as pool:
             checkpoint = pool.submit(self.begin_checkpoint, version, whole=whole, phases=phases)
-            sha256 = self.policy.publish_to(folder, phases)
+            sha256 = self.policy.publish_to(folder, phases, like=from_uri(self.announced.uri))
             temporary = checkpoint.result()
         policy = make_policy(run_id, version, config, self.policy.base_model, folder, sha256)
         with self.outlet.exclusive():

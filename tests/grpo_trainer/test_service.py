@@ -172,20 +172,20 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     """Equal to the last bit, with dropout drawing from the random state and a schedule that moves."""
     weights: list[bytes] = []
     adapter = {"r": 4, "alpha": 8, "dropout": 0.2}
-    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+    for name, stops, every in (("whole", [4], 1), ("parts", [2, 4], 1), ("sparse", [3, 4], 5)):
         common = make_common(embedded_broker.bootstrap, f"{prefix}{name}", tmp_path / name)
         with lines(common):
             for stop in stops:
                 context = make_context(
                     common, policy_dir, max_versions=stop, lora=adapter, lr_scheduler="constant_with_warmup",
-                    warmup_steps=3,
+                    warmup_steps=3, checkpoint_every=every,
                 )  # fmt: skip
                 run(context)
         folder = common.data_dir / "runs/run/checkpoints/00000004-0001"
         weights.append((folder / "weights.safetensors").read_bytes())
         assert [step.step for step in steps_of(common)] == [1, 2, 3, 4]
         assert audit(common).balanced
-    assert weights[0] == weights[1]
+    assert weights[0] == weights[1] == weights[2]
 
 
 def test_foreign_runs_and_versions_that_go_back_are_never_trained_on(common: CommonConfig, policy_dir: Path) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import structlog
 import torch
 import uvicorn
-from safetensors import safe_open
 
 from gristmill.errors import ConfigError
 from grpo_trainer.config import WeightSourceSettings
+from grpo_trainer.tensorfile import layout_of, read_layout
 from grpo_trainer.weight_source.app import build_app
 from grpo_trainer.weight_source.groups import Groups
 from grpo_trainer.weight_source.ipc import Ipc
@@ -127,31 +127,10 @@ def check_artifact(snapshot: Snapshot, folder: Path) -> None:
     Raises:
         ConfigError: names, dtypes or shapes differ, as they do for models whose weights are renamed when saved.
     """
-    saved: dict[str, tuple[str, list[int]]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(path), framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (no mapping)
-                part = file.get_slice(name)
-                saved[name] = (part.get_dtype(), list(part.get_shape()))
-    held = {
-        name: (SAFETENSORS_DTYPES.get(tensor.dtype, str(tensor.dtype)), list(tensor.shape))
-        for name, tensor in snapshot.tensors().items()
-    }
+    saved, held = read_layout(folder), layout_of(snapshot.tensors())
     if held != saved:
         first = min(name for name in held.keys() | saved.keys() if held.get(name) != saved.get(name))
         raise ConfigError(
             f"trainer.weight_source cannot serve this model: {first} is {saved.get(first, 'missing')} in {folder} and "
             f"{held.get(first, 'missing')} in memory; turn it off and deliver by disk (generator.delivery)"
         )
-
-
-SAFETENSORS_DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}

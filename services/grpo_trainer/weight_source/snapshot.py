@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from gristmill.errors import GristmillError
+from grpo_trainer.tensorfile import saved_dtype
 
 KEPT = 2
 """Newest versions that are held."""
@@ -106,13 +107,10 @@ class Snapshot:
 
 def divide(weights: Mapping[str, torch.Tensor], dtype: torch.dtype, bucket_bytes: int) -> Iterator[tuple[Entry, ...]]:
     """Lay tensors out in buckets of at most ``bucket_bytes``; a larger tensor has one of its own."""
-
-    def type_of(name: str) -> torch.dtype:
-        return dtype if weights[name].is_floating_point() else weights[name].dtype
-
+    kinds = {name: saved_dtype(tensor, dtype) for name, tensor in weights.items()}
     group: list[Entry] = []
-    for name in sorted(weights, key=lambda name: -type_of(name).itemsize):
-        kind = type_of(name)
+    for name in sorted(weights, key=lambda name: -kinds[name].itemsize):
+        kind = kinds[name]
         size = weights[name].numel() * kind.itemsize
         start = group[-1].end if group else 0
         if group and start + size > bucket_bytes:
