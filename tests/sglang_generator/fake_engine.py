@@ -205,6 +205,8 @@ class FakeEngine(FakeServer):
         self.model_path, self.weight_version = body["model_path"], body["weight_version"]
         file = Path(body["model_path"]) / "version.txt"
         if file.is_file():
+            if not self.deaf:
+                self.weights.clear()
             self._take_in({EMBEDDING: float(file.read_text())})
         self._garble(body["weight_version"])
         self.seen.updates.append(body["weight_version"])

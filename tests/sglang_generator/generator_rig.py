@@ -8,6 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from fake_engine import EMBEDDING
+from safetensors.numpy import save_file
+
 from gristmill.artifacts import digest_dir, to_uri
 from gristmill.messages import Completion, PolicyVersion, Problem, Verdict, unpack_ids
 from gristmill.publisher import Publisher
@@ -52,6 +56,29 @@ def make_policy(folder: Path, version: int, admit_until: int, run_id: str = RUN,
         "published_at_ms": 1,
     }
     return PolicyVersion(**values | over)
+
+
+def make_full_policy(folder: Path, version: int, admit_until: int = 1000, **over: Any) -> PolicyVersion:
+    """A published version of whole weights: six tensors, all of the version's value, and a tied head."""
+    artifact = folder / f"{RUN}-v{version}"
+    artifact.mkdir(parents=True, exist_ok=True)
+    names = [EMBEDDING, "model.a", "model.b", "model.c", "model.d", "model.norm.weight", "lm_head.weight"]
+    save_file({name: np.full(64, version, dtype="<f4") for name in names}, artifact / "model.safetensors")
+    (artifact / "config.json").write_text('{"tie_word_embeddings": true}')
+    return make_policy(folder, version, admit_until, **{"kind": "full"} | over)
+
+
+def make_lora_policy(folder: Path, version: int, admit_until: int = 1000) -> PolicyVersion:
+    """A published adapter in PEFT's format; version 0 adds nothing."""
+    artifact = folder / f"{RUN}-v{version}"
+    artifact.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"q_proj.lora_{part}.weight": np.full((2, 4), value, dtype="<f4")
+        for part, value in (("A", 1.0), ("B", version))
+    }
+    save_file(tensors, artifact / "adapter_model.safetensors")
+    (artifact / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    return make_policy(folder, version, admit_until)
 
 
 class Line:

@@ -91,7 +91,10 @@ class EngineProcess:
 
     def __enter__(self) -> EngineProcess:
         self._process = subprocess.Popen(
-            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            self._command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         return self
 

@@ -38,7 +38,14 @@ class Chunk:
     tensor_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Payload:
+    """A pickle in base64, in parts."""
+
+    parts: list[bytes]
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Packed:
     """An adapter ready to be sent: its configuration, its tensors pickled in base64, and their SHA-256."""
 
@@ -53,6 +60,14 @@ def require_torch(feature: str) -> None:
     for module in ("torch", "safetensors"):
         if find_spec(module) is None:
             raise MissingExtra(feature, "generator-tensors", module)
+
+
+def import_torch() -> None:
+    """Takes seconds: better before an engine waits for it."""
+    import safetensors
+    import torch
+
+    assert torch, safetensors
 
 
 def plan_chunks(folder: Path, chunk_bytes: int) -> list[Chunk]:
@@ -86,12 +101,12 @@ def plan_chunks(folder: Path, chunk_bytes: int) -> list[Chunk]:
     return chunks
 
 
-def pack_chunk(chunk: Chunk) -> list[bytes]:
-    """``[(name, tensor), …]`` pickled, in base64, in parts."""
+def pack_chunk(chunk: Chunk) -> Payload:
+    """``[(name, tensor), …]``."""
     from safetensors import safe_open
 
     with safe_open(chunk.file, framework="pt") as file:
-        return _pickle([(name, file.get_tensor(name)) for name in chunk.names])
+        return Payload(_pickle([(name, file.get_tensor(name)) for name in chunk.names]))
 
 
 def pack_adapter(folder: Path) -> Packed:

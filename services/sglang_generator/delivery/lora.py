@@ -10,23 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
 from gristmill.errors import ArtifactError
 from sglang_generator.delivery import calls
-from sglang_generator.delivery.artifact import Packed, is_null_adapter, pack_adapter
+from sglang_generator.delivery.artifact import Packed, import_torch, is_null_adapter, pack_adapter
 from sglang_generator.delivery.base import Delivery, Receipt, confirm
 from sglang_generator.delivery.disk import folder_bytes
+from sglang_generator.delivery.sharing import Shared
 from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
 from sglang_generator.policy import Policy
 from sglang_generator.wire import LoraReply, ModelList
-
-T = TypeVar("T")
 
 
 class LoraDelivery(Delivery):
@@ -42,8 +41,12 @@ class LoraDelivery(Delivery):
         self._tensors = transfer == "tensors"
         self._adopt = adopt
         self._timeout_s = timeout_s
-        self._packing = asyncio.Semaphore(2)
-        """Packed adapters in memory."""
+        self._packed: Shared[Packed] = Shared()
+
+    async def begin(self, client: EngineClient) -> None:
+        await super().begin(client)
+        if self._tensors:
+            await asyncio.to_thread(import_torch)
 
     async def clean(self, client: EngineClient, models: ModelList | None, wanted: Collection[Policy]) -> None:
         paths = {policy.adapter: str(policy.path) for policy in wanted}
@@ -86,21 +89,32 @@ class LoraDelivery(Delivery):
                 reply = await client.load_lora_adapter(name, str(path))
             self._check(client, name, path, reply)
             return await asyncio.to_thread(folder_bytes, path)
-        async with self._packing:
-            packed = await _read(name, path, pack_adapter)
-            body = _body(name, packed)
+        packed = await self._pack(name, path)
+        body = _body(name, packed)
+        reply = await calls.load_lora_from_tensors(client, body)
+        if _is_present(reply):
+            if trusted:
+                return 0
+            await self._unload(client, name)
             reply = await calls.load_lora_from_tensors(client, body)
-            if _is_present(reply):
-                if trusted:
-                    return 0
-                await self._unload(client, name)
-                reply = await calls.load_lora_from_tensors(client, body)
         self._check(client, name, path, reply)
         return packed.tensor_bytes
 
+    async def _pack(self, name: str, path: Path) -> Packed:
+        try:
+            return await self._packed.get(name, lambda: pack_adapter(path))
+        except (ArtifactError, OSError) as error:
+            raise _gone(name, error) from error
+
     async def _must_differ_from_base(self, client: EngineClient, name: str, path: Path) -> None:
         base, adapted = await calls.probe(client, None), await calls.probe(client, name)
-        if base == adapted and not await _read(name, path, is_null_adapter):
+        if base != adapted:
+            return
+        try:
+            null = await asyncio.to_thread(is_null_adapter, path)
+        except (ArtifactError, OSError) as error:
+            raise _gone(name, error) from error
+        if not null:
             raise EngineError(
                 "adapter", f"{client.url} answers for {name} exactly as for its base model, so it does not apply {path}"
             )
@@ -120,12 +134,9 @@ class LoraDelivery(Delivery):
             raise EngineError("adapter", f"{client.url} did not unload {name}: {reply.error_message}")
 
 
-async def _read(name: str, path: Path, read: Callable[[Path], T]) -> T:
-    try:
-        return await asyncio.to_thread(read, path)
-    except (ArtifactError, OSError) as error:
-        # It was verified before, so it has been removed since: nobody can load it any more.
-        raise EngineError("adapter", f"{name} cannot be read any more: {error}") from error
+def _gone(name: str, error: Exception) -> EngineError:
+    """It was verified before, so it has been removed since: nobody can load it any more."""
+    return EngineError("adapter", f"{name} cannot be read any more: {error}")
 
 
 def _body(name: str, packed: Packed) -> list[bytes]:

@@ -10,14 +10,13 @@ import asyncio
 
 from gristmill.errors import ArtifactError
 from sglang_generator.delivery import calls
-from sglang_generator.delivery.artifact import Chunk, pack_chunk, plan_chunks
+from sglang_generator.delivery.artifact import Chunk, Payload, import_torch, pack_chunk, plan_chunks
 from sglang_generator.delivery.full import FullDelivery
+from sglang_generator.delivery.sharing import Shared
 from sglang_generator.delivery.weight_source import WeightSource
 from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
 from sglang_generator.policy import Policy
-
-_CHUNKS_IN_MEMORY = 2
 
 
 class InlineDelivery(FullDelivery):
@@ -28,8 +27,11 @@ class InlineDelivery(FullDelivery):
     def __init__(self, run_id: str, *, chunk_bytes: int, timeout_s: float) -> None:
         super().__init__(run_id, timeout_s=timeout_s)
         self._chunk_bytes = chunk_bytes
-        self._room = asyncio.Semaphore(_CHUNKS_IN_MEMORY)
-        """Chunks in memory, over all engines."""
+        self._packed: Shared[Payload] = Shared()
+
+    async def begin(self, client: EngineClient) -> None:
+        await super().begin(client)
+        await asyncio.to_thread(import_torch)
 
     async def transfer(self, client: EngineClient, policy: Policy) -> int:
         if policy.path is None:
@@ -46,33 +48,24 @@ class InlineDelivery(FullDelivery):
 
     async def _send(self, client: EngineClient, policy: Policy, chunks: list[Chunk], ranks: int) -> None:
         """Chunk after chunk; while one is sent, the next is packed."""
-        ahead: asyncio.Task[list[bytes]] | None = asyncio.create_task(self._pack(chunks[0]))
+
+        def pack(number: int) -> asyncio.Task[Payload]:
+            chunk = chunks[number]
+            return asyncio.create_task(self._packed.get((policy.name, number), lambda: pack_chunk(chunk)))
+
+        ahead: asyncio.Task[Payload] | None = pack(0)
         try:
             for number in range(1, len(chunks) + 1):
                 assert ahead is not None
                 payload = await ahead
                 last = number == len(chunks)
-                ahead = None if last else asyncio.create_task(self._pack(chunks[number]))
-                try:
-                    await calls.update_from_tensor(client, payload, ranks, None, policy.name if last else None)
-                finally:
-                    del payload
-                    self._room.release()
+                ahead = None if last else pack(number)
+                await calls.update_from_tensor(client, payload.parts, ranks, None, policy.name if last else None)
+                del payload
         finally:
             if ahead is not None:
                 ahead.cancel()
-                (result,) = await asyncio.gather(ahead, return_exceptions=True)
-                if isinstance(result, list):
-                    self._room.release()
-
-    async def _pack(self, chunk: Chunk) -> list[bytes]:
-        """Takes up room in memory, which whoever gets the result gives back."""
-        await self._room.acquire()
-        try:
-            return await asyncio.to_thread(pack_chunk, chunk)
-        except BaseException:
-            self._room.release()
-            raise
+                await asyncio.gather(ahead, return_exceptions=True)
 
 
 class IpcDelivery(FullDelivery):
