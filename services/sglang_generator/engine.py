@@ -134,6 +134,11 @@ class Engine:
         """Whether samples placed here wait for a slot."""
         return self.assigned > self.slots.limit
 
+    @property
+    def full(self) -> bool:
+        """Whether about as many requests are in flight as may be: else it is not the limit that bounds them."""
+        return self.client.in_flight >= 0.9 * self.slots.limit
+
     def set_limit(self, limit: int) -> None:
         """Let this many requests be in flight from now on, and groups placed for as many."""
         self.slots.resize(limit)

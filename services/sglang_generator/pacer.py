@@ -46,6 +46,10 @@ class Paced(Protocol):
         """Whether samples that are placed here wait for the limit."""
 
     @property
+    def full(self) -> bool:
+        """Whether about as many requests are in flight as the limit allows."""
+
+    @property
     def tokens(self) -> int:
         """Tokens sampled so far."""
 
@@ -127,7 +131,7 @@ class Pacer:
             waiting=sum(rank.num_waiting_reqs for rank in ranks),
             kv_usage=max((rank.token_usage for rank in ranks), default=0.0),
             retracted=sum(rank.queues.retracted for rank in ranks if rank.queues is not None),
-            held_back=self._engine.held_back or self._demand.waiting,
+            held_back=self._engine.full and (self._engine.held_back or self._demand.waiting),
         )
 
     async def _ask_capacity(self) -> None:

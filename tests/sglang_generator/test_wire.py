@@ -169,6 +169,16 @@ def test_keys_go_where_sglang_wants_them(tokenizer: str) -> None:
         {"engines": ("http://a:1", "http://a:1/")},
         {"static_policy": {"version": 3}},
         {"engine_concurency": 3},
+        {"engine_concurrency": 0},
+        {"engine_concurrency": "some"},
+        {"delivery": "nccl"},
+        {"delivery": "tensor", "tensor_transfer": "ipc"},
+        {"delivery": "nccl", "weight_source": "127.0.0.1:1"},
+        {"delivery": "disk", "tensor_transfer": "ipc", "weight_source": "http://127.0.0.1:1"},
+        {"delivery": "disk", "lora_transfer": "tensors"},
+        {"lora_transfer": "tensors", "adopt_adapters": True},
+        {"weight_source_key": "secret"},
+        {"switch": "some"},
     ],
 )
 def test_unusable_settings_are_refused(values: dict[str, Any]) -> None:
