@@ -24,10 +24,11 @@ KV_FULL = 0.92
 """Share of the cache in use from which the limit is cut."""
 KV_BUSY = 0.82
 """Share of the cache in use from which the limit is not raised."""
-WAITING_SHARE = 0.05
-"""Share of the limit that may wait in the engine: a group that has just arrived waits for one step."""
-PATIENCE = 2
-"""Looks in a row with too many waiting requests before the limit is cut."""
+WAITING_SHARE = 0.2
+"""Share of the limit that may wait in the engine: what has just arrived waits for its prefill, and a short queue there
+costs nothing, while too low a limit does."""
+PATIENCE = 3
+"""Looks in a row with more than that before the limit is cut: after a new version everything arrives at once."""
 SETTLE = 3
 """Looks after a cut before the next: requests above the limit first have to finish."""
 

@@ -48,10 +48,10 @@ def settle(controller: Controller, engine: Simulated, looks: int = 200) -> list[
 def test_it_finds_the_knee_of_an_engine(room: int, start: int) -> None:
     controller = Controller(start)
     limits = [limit for limit, _ in settle(controller, Simulated(room), 600)][-100:]
-    # The sawtooth of AIMD: never far above what runs, and above two thirds of it.
-    assert max(limits) <= room * 1.06 + 2 * STEP
-    assert min(limits) >= room * 0.66
-    assert sum(limits) / len(limits) >= room * 0.78
+    # The sawtooth of AIMD about the knee: a short queue at its top, most of the room in use at its bottom.
+    assert max(limits) <= room * 1.25 + 2 * STEP
+    assert min(limits) >= room * 0.7
+    assert sum(limits) / len(limits) >= room * 0.9
 
 
 @settings(max_examples=40)
@@ -117,8 +117,8 @@ def test_one_look_at_a_queue_is_no_reason_to_cut() -> None:
     assert controller.observe(load(waiting=30)) == "busy"
     assert controller.observe(load()) == "raised"
     controller = Controller(100)
-    assert controller.observe(load(running=90, waiting=10)) == "busy"
-    assert controller.observe(load(running=90, waiting=10)) == "cut"
+    seen = [controller.observe(load(running=70, waiting=30)) for _ in range(3)]
+    assert seen == ["busy", "busy", "cut"]
     assert controller.limit == 75
 
 

@@ -22,6 +22,10 @@ _BRIEF_S = 10.0
 """For clearing up what nobody needs any more."""
 
 
+class _Shape(msgspec.Struct):
+    tp_size: int = 1
+
+
 async def update_from_disk(client: EngineClient, path: str, name: str) -> None:
     """Replace the weights by those of a folder that the engine reads; it waits for all requests in flight."""
     await _update(client, "/update_weights_from_disk", {"model_path": path, "weight_version": name})
@@ -70,7 +74,7 @@ async def load_lora_from_tensors(client: EngineClient, parts: Sequence[bytes]) -
 
 async def tensor_parallel_size(client: EngineClient) -> int:
     """Ranks of the engine, each of which takes its part of every tensor."""
-    info = await client.server_info()
+    info = await client.call("GET", "/server_info", _Shape, admin=False, absent=True)
     return 1 if info is None else info.tp_size
 
 

@@ -16,6 +16,8 @@ from sglang_generator.policy import Policy
 
 R = TypeVar("R")
 
+_FORGET_S = 10.0
+
 
 class Bucket(msgspec.Struct):
     """Tensors that travel as one; names are Hugging Face's."""
@@ -123,7 +125,7 @@ class WeightSource:
 
     async def _forget(self, path: str) -> None:
         try:
-            async with asyncio.timeout(self._brief_s):
+            async with asyncio.timeout(min(_FORGET_S, self._brief_s)):
                 await self._http.delete(path)
         except (TimeoutError, httpx.TransportError):
             pass
