@@ -55,7 +55,7 @@ def evaluate(line: LocalLine, problems: Path, label: str, policy: PolicyVersion 
     folder = line.resolved.run_dir / "evaluation"
     folder.mkdir(exist_ok=True)
     try:
-        expected = [_serve(line, url, policy) for url in line.engine_urls]
+        expected = [serve_weights(line, url, policy) for url in line.engine_urls]
         completions = _sample(line, problems, folder, label, policy)
         for url, version in zip(line.engine_urls, expected, strict=True):
             if version is not None and (found := _weight_version(line, url)) != version:
@@ -114,7 +114,7 @@ def _sampling_config(line: LocalLine, folder: Path) -> Path:
     return path
 
 
-def _serve(line: LocalLine, url: str, policy: PolicyVersion | None) -> str | None:
+def serve_weights(line: LocalLine, url: str, policy: PolicyVersion | None) -> str | None:
     """Make sure that an engine's own weights are those to be sampled; gives its ``weight_version`` where it matters.
 
     Adapters are loaded by ``gristmill sample`` itself. Whole weights are there already, unless the line ended before
