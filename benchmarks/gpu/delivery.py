@@ -75,6 +75,8 @@ class Load:
         self.first_token: dict[int, float] = {}
         self.idle: list[tuple[float, float]] = []
         self.finished = 0
+        self.tokens = 0
+        """Of finished requests."""
         self.failed: list[str] = []
         self.misstamped: list[str] = []
         self.samples: list[tuple[Policy, list[int], list[int], list[float]]] = []
@@ -126,6 +128,7 @@ class Load:
     async def _ask(self, placement: Placement, ids: list[int]) -> None:
         sampling = Sampling(temperature=1.0, max_new_tokens=self.arguments.tokens)
         result = await placement.engine.generate(placement.policy, ids, sampling, 0)
+        self.tokens += len(result.ids) // 4
         if placement.policy.version == self.kept_version and len(self.samples) < SCORED:
             output = unpack_ids(result.ids).tolist()
             self.samples.append((placement.policy, ids, output, unpack_logprobs(result.logprobs).tolist()))
@@ -158,7 +161,9 @@ class Load:
                 self.tokens_at.append(now)
                 self.first_token.setdefault(placement.policy.version, now)
                 last = line
-            self._check_stamp(placement.policy, json.loads(last[6:]))
+            answer = json.loads(last[6:])
+            self.tokens += answer["meta_info"]["completion_tokens"]
+            self._check_stamp(placement.policy, answer)
         finally:
             writer.close()
 
@@ -261,6 +266,8 @@ async def measure(mode: str, label: str, url: str, trainer: TrainerProcess, argu
         await generator.current(first["record"].version)
         generator.load.start()
         await generator.served(first["record"].version)
+        calm_rate = await token_rate(generator.load, arguments.calm) if arguments.calm else None
+        begun, tokens = time.monotonic(), generator.load.tokens
         for _ in range(arguments.repeats):
             await asyncio.sleep(arguments.between)
             made = await publish(trainer)
@@ -297,11 +304,31 @@ async def measure(mode: str, label: str, url: str, trainer: TrainerProcess, argu
             )
             print(f"  {label} v{version}: first token {rows[-1]['first_token_s']:.3f} s", flush=True)
         load = generator.load
+        if calm_rate is not None:
+            await asyncio.sleep(arguments.between)  # so that what was begun before the last update counts, too
+        seconds = time.monotonic() - begun
         ends = {"finished": load.finished, "failed": load.failed[:5], "misstamped": load.misstamped[:5]}
+        result: dict[str, Any] = {"label": label, "mode": mode, "rows": rows, "load": ends}
+        if calm_rate is not None:
+            result["throughput"] = {
+                "calm_tokens_per_s": calm_rate,
+                "tokens_per_s": (load.tokens - tokens) / seconds,
+                "period_s": seconds / arguments.repeats,
+                "lost_s_per_version": (seconds - (load.tokens - tokens) / calm_rate) / arguments.repeats,
+            }
         assert not load.misstamped, load.misstamped[:5]
     finally:
         await generator.close()
-    return {"label": label, "mode": mode, "rows": rows, "load": ends}
+    return result
+
+
+async def token_rate(load: Load, seconds: float) -> float:
+    """Tokens per second of finished requests, once the first have finished."""
+    while load.finished < load.arguments.load:  # noqa: ASYNC110 (a counter, not an event)
+        await asyncio.sleep(0.05)
+    began, tokens = time.monotonic(), load.tokens
+    await asyncio.sleep(seconds)
+    return (load.tokens - tokens) / (time.monotonic() - began)
 
 
 async def fifty(url: str, trainer: TrainerProcess, arguments: argparse.Namespace) -> Any:
@@ -530,6 +557,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16, help="of the adapters")
     parser.add_argument("--repeats", type=int, default=5, help="versions per mode")
     parser.add_argument("--between", type=float, default=1.0, help="seconds between versions")
+    parser.add_argument("--calm", type=float, default=0.0, help="seconds of throughput without updates; 0 for none")
     parser.add_argument("--load", type=int, default=32, help="requests at once")
     parser.add_argument("--streams", type=int, default=8, help="of them streamed")
     parser.add_argument("--prompt-tokens", type=int, default=64)

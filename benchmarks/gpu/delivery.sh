@@ -82,5 +82,9 @@ if [ -n "${servers[lora]:-}" ]; then
   fi
 fi
 
+if [ "${#runs[@]}" = 0 ]; then
+  echo "delivery.sh: no mode is left to run" >&2
+  exit 1
+fi
 "$PYTHON" "$here/delivery.py" --model "$MODEL" --out "$OUT" --trainer-device "$device" --rank "${RANK:-16}" \
   --repeats "${REPEATS:-5}" "${runs[@]}" "${rest[@]}" "$@" 2> >(tee "$OUT/delivery.err" >&2) | tee "$OUT/delivery.txt"

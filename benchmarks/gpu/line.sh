@@ -8,7 +8,7 @@
 #   VERSIONS    policy versions (30)
 #   DELIVERY    lora (default), disk, tensor or nccl; the last three train whole weights
 #   EVAL        held-out problems, from the beginning of TEST (1319, which is all of GSM8K's)
-#   ENGINE      sglang (default); "embedded" and POLICY_ARGS for a rehearsal on a CPU
+#   ENGINE      sglang (default); "embedded" for a rehearsal on a CPU, say with MODEL=tiny and no TRAIN and TEST
 #
 # The numbers, all of which can be overridden by flags:
 #   32 groups of 8     256 samples a step. GRPO's baseline is the mean of a group; 8 is the usual least, and 32 prompts
