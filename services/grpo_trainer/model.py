@@ -104,7 +104,7 @@ class Policy:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
-        # Into CPU memory: the optimizer moves the moments to the GPU and leaves its step counts, which it reads, here.
+        # Into CPU memory: the optimizer moves to the GPU what it wants there.
         states = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(states["optimizer"])
         self.scheduler.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
@@ -175,6 +175,7 @@ def load_policy(config: TrainerConfig) -> Policy:
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         weight_decay=config.weight_decay,
+        fused=device.type == "cuda",  # in place: the other way needs the weights' memory once more
     )
     scheduler = get_scheduler(
         config.lr_scheduler,

@@ -64,16 +64,17 @@ def serving(policy: Policy, **settings: Any) -> Iterator[tuple[WeightSource, htt
 
 
 class Receiver:
-    """A process that joins a group as an engine does."""
+    """A process that joins groups as an engine does. It has torch loaded before it is asked to."""
 
-    def __init__(self, group: str, rendezvous: dict[str, Any], *, rank: int = 1, world_size: int = 2) -> None:
-        arguments = [rendezvous["master_address"], rendezvous["master_port"], world_size, rank, group]
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(RECEIVER), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [sys.executable, str(RECEIVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        assert self.answer() == {"imported": "torch"}
+
+    def join(self, group: str, rendezvous: dict[str, Any], *, rank: int = 1, world_size: int = 2) -> None:
+        place = {"address": rendezvous["master_address"], "port": rendezvous["master_port"]}
+        self.ask({"group": group, "rank": rank, "world_size": world_size, **place})
 
     def ask(self, request: Any) -> None:
         assert self.process.stdin is not None
@@ -96,6 +97,16 @@ def open_group(client: httpx.Client, group: str, world_size: int = 2) -> dict[st
     answer = client.post("/groups", json={"group": group, "world_size": world_size, "backend": "gloo"})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
+
+
+@contextmanager
+def engine(client: httpx.Client, group: str) -> Iterator[Receiver]:
+    """A receiver in a group of its own."""
+    with Receiver() as receiver:
+        receiver.join(group, open_group(client, group))
+        assert receiver.answer() == {"joined": group}
+        assert wait_for_state(client, group, "ready") is None
+        yield receiver
 
 
 def wait_for_state(client: httpx.Client, group: str, state: str) -> str | None:
@@ -269,11 +280,7 @@ def test_an_engine_receives_every_byte(dtype: str, policy_dir: Path, tmp_path: P
     with serving(policy) as (source, client):
         source.hold(0, "run-v0", policy.weights())
         group = "engine-0-1"
-        rendezvous = open_group(client, group)
-        assert rendezvous["master_address"] == "127.0.0.1"
-        with Receiver(group, rendezvous) as receiver:
-            assert receiver.answer() == {"joined": group}
-            assert wait_for_state(client, group, "ready") is None
+        with engine(client, group) as receiver:
             assert broadcast(client, group, 0, [receiver]) == [artifact_digests(tmp_path / "v0")]
             with torch.no_grad():
                 for parameter in policy.model.parameters():
@@ -299,9 +306,10 @@ def test_an_engine_of_two_ranks_and_one_of_one_receive_at_the_same_time(policy_d
         source.hold(0, "run-v0", policy.weights())
         fleet = {}
         for group, size in (("single", 2), ("parallel", 3)):
+            fleet[group] = [stack.enter_context(Receiver()) for _ in range(1, size)]
             rendezvous = open_group(client, group, size)
-            ranks = [Receiver(group, rendezvous, rank=rank, world_size=size) for rank in range(1, size)]
-            fleet[group] = [stack.enter_context(receiver) for receiver in ranks]
+            for rank, receiver in enumerate(fleet[group], start=1):
+                receiver.join(group, rendezvous, rank=rank, world_size=size)
         for group, ranks in fleet.items():
             assert all(receiver.answer() == {"joined": group} for receiver in ranks)
             wait_for_state(client, group, "ready")
@@ -315,10 +323,7 @@ def test_a_version_stays_until_its_last_bucket_is_out(policy_dir: Path) -> None:
     policy = make_policy(policy_dir)
     with serving(policy) as (source, client):
         source.hold(0, "run-v0", policy.weights())
-        rendezvous = open_group(client, "engine")
-        with Receiver("engine", rendezvous) as receiver:
-            receiver.answer()
-            wait_for_state(client, "engine", "ready")
+        with engine(client, "engine") as receiver:
             buckets = client.get("/weights/0").json()["buckets"]
             for number, bucket in enumerate(buckets):
                 receiver.ask(bucket)
@@ -334,9 +339,7 @@ def test_an_engine_that_dies_in_a_broadcast_fails_it_and_no_other(policy_dir: Pa
     policy.publish_to(tmp_path / "v0")
     with serving(policy) as (source, client):
         source.hold(0, "run-v0", policy.weights())
-        with Receiver("doomed", open_group(client, "doomed")) as receiver, ThreadPoolExecutor(1) as pool:
-            receiver.answer()
-            wait_for_state(client, "doomed", "ready")
+        with engine(client, "doomed") as receiver, ThreadPoolExecutor(1) as pool:
             receiver.ask(client.get("/weights/0").json()["buckets"][0])
             assert client.post("/groups/doomed/send", json={"version": 0, "bucket": 0}).status_code == 200
             receiver.answer()
@@ -355,9 +358,7 @@ def test_an_engine_that_dies_in_a_broadcast_fails_it_and_no_other(policy_dir: Pa
         again = client.post("/groups/doomed/send", json={"version": 1, "bucket": 0})
         assert again.status_code == 409
         assert error in again.json()["error"]
-        with Receiver("reborn", open_group(client, "reborn")) as receiver:
-            receiver.answer()
-            wait_for_state(client, "reborn", "ready")
+        with engine(client, "reborn") as receiver:
             assert broadcast(client, "reborn", 0, [receiver]) == [artifact_digests(tmp_path / "v0")]
         source.hold(2, "run-v2", policy.weights())
         source.hold(3, "run-v3", policy.weights())
@@ -366,7 +367,7 @@ def test_an_engine_that_dies_in_a_broadcast_fails_it_and_no_other(policy_dir: Pa
 
 def test_an_engine_that_hangs_or_never_joins_costs_a_bounded_time(policy_dir: Path) -> None:
     policy = make_policy(policy_dir)
-    with serving(policy, timeout_s=2) as (source, client):
+    with serving(policy, timeout_s=5) as (source, client):
         source._bucket_bytes = 64 << 20
         source.hold(0, "run-v0", {"large": torch.zeros(16 << 20, dtype=torch.bfloat16)})
         open_group(client, "nobody")
@@ -374,9 +375,7 @@ def test_an_engine_that_hangs_or_never_joins_costs_a_bounded_time(policy_dir: Pa
         assert early.status_code == 409
         assert "joining" in early.json()["error"]
         assert "did not join" in str(wait_for_state(client, "nobody", "failed"))
-        with Receiver("hung", open_group(client, "hung")) as receiver:
-            receiver.answer()
-            wait_for_state(client, "hung", "ready")
+        with engine(client, "hung") as receiver:
             receiver.ask("stall")
             answer = client.post("/groups/hung/send", json={"version": 0, "bucket": 0})
             assert answer.status_code == 409
@@ -401,7 +400,9 @@ def test_groups_are_refused_that_cannot_be(policy_dir: Path) -> None:
 
 def test_the_rendezvous_listens_on_loopback_alone(policy_dir: Path) -> None:
     with serving(make_policy(policy_dir), timeout_s=5) as (_, client):
-        port = open_group(client, "engine")["master_port"]
+        rendezvous = open_group(client, "engine")
+        assert rendezvous["master_address"] == "127.0.0.1"
+        port = rendezvous["master_port"]
         elsewhere = socket.socket()
         elsewhere.bind(("127.0.0.2", port))  # fails where a listener has every address
         elsewhere.close()
@@ -495,9 +496,7 @@ def test_a_version_that_is_announced_is_held(common: CommonConfig, policy_dir: P
             assert client.get(f"/weights/{version}").json()["name"] == f"run-v{version}"
             seen[version] = [entry["version"] for entry in client.get("/weights").json()["held"]]
             group = f"engine-{version}"
-            with Receiver(group, open_group(client, group)) as receiver:
-                receiver.answer()
-                wait_for_state(client, group, "ready")
+            with engine(client, group) as receiver:
                 for held in seen[version]:
                     (received[held],) = broadcast(client, group, held, [receiver])
             client.delete(f"/groups/{group}")

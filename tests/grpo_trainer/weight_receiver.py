@@ -1,7 +1,8 @@
 """The receiving side of a process group, as SGLang has it, in a process of its own.
 
-Run as a program: joins as rank 1, receives buckets whose manifest lines come on standard input, and answers each with
-the digest of every tensor. ``die`` ends it at once, ``stall`` lets a broadcast wait for it.
+Run as a program: takes the arguments of :func:`join` from the first line of standard input, then receives buckets
+whose manifest entries come on further lines, and answers each with the digest of every tensor. ``die`` ends it at once,
+``stall`` lets a broadcast wait for it.
 """
 
 from __future__ import annotations
@@ -57,9 +58,10 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def main() -> None:
-    address, port, world_size, rank, group = sys.argv[1:]
-    process_group = join(address, int(port), int(world_size), int(rank), group)
-    say({"joined": group})
+    say({"imported": "torch"})
+    arguments = json.loads(sys.stdin.readline())
+    process_group = join(**arguments)
+    say({"joined": arguments["group"]})
     for line in sys.stdin:
         request = json.loads(line)
         if request == "die":
