@@ -153,13 +153,13 @@ class Rig:
         for record in records:
             self.generator.follower.take(record)
 
-    async def current(self, version: int) -> None:
+    async def current(self, version: int, timeout: float = 20.0) -> None:
         """Wait until new groups are sampled by ``version``."""
 
         def reached() -> bool:
             return self.fleet.current is not None and self.fleet.current.version == version
 
-        await eventually(reached, what=f"version {version}")
+        await eventually(reached, timeout, what=f"version {version}")
 
     async def sample(self, problem: Problem) -> list[Any]:
         incoming = Incoming(problem, "problems", 0, problem.ordinal, problem.key, {}, 1)

@@ -166,7 +166,7 @@ def test_broadcast_from_the_trainers_weight_source(models: Path) -> None:
                     source.hold(version, held[version].name, states[version])
                     # Nobody reads the folder: it may lie on another host.
                     rig.policy(replace(held[version], uri="file:///nowhere"))
-                    await rig.current(version)
+                    await rig.current(version, 120.0)  # the engine's process takes long to start on a busy machine
                     await sampled(rig, version + 1, version)
             with EngineProcess(models / "base", port):
                 await sampled(rig, 3, 1)
