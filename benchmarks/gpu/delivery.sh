@@ -28,7 +28,7 @@ trap 'for name in lora full near; do "$here/engine.sh" stop "$name"; done' EXIT
 
 common=(--mem-fraction-static 0.8 --max-total-tokens "${TOKENS_HELD:-262144}" --cuda-graph-max-bs-decode "${GRAPHS:-64}")
 lora=("$engine" "$PORT" "$MODEL" "${common[@]}" --enable-lora --max-lora-rank "${RANK:-16}" --lora-target-modules all
-  --max-loras-per-batch 4 --max-loaded-loras 6)
+  --max-loras-per-batch 8 --max-loaded-loras 16)
 want() { [[ " ${modes[*]} " == *" $1 "* ]]; }
 declare -A servers=() pids=()
 if want lora-files || want lora-tensors; then servers[lora]=1; fi

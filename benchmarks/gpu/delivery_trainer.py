@@ -14,7 +14,8 @@ START_TIMEOUT_S = 300.0
 PUBLISH_TIMEOUT_S = 300.0
 NOISE = {"lora": 0.005, "full": 0.002}
 """Standard deviation of what a step adds: to the adapter's B matrices, and to weights relative to theirs."""
-KEPT = 3
+KEPT = {"lora": 16, "full": 3}
+"""Newest versions that stay on the disk."""
 
 
 class TrainerProcess:
@@ -132,7 +133,7 @@ class TrainerSide:
         if self.source is not None:
             with phases.measure("hold"):
                 self.source.hold(self.version, record.name, self.policy.weights())
-        shutil.rmtree(self.folder / f"v{self.version - KEPT:06d}", ignore_errors=True)
+        shutil.rmtree(self.folder / f"v{self.version - KEPT[self.config.weights]:06d}", ignore_errors=True)
         return {"record": record, "phases": phases.seconds}
 
     def _step(self) -> None:
