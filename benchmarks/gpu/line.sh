@@ -44,7 +44,7 @@ if [ "${ENGINE:-sglang}" = sglang ]; then
   flags+=(--problems.group_size=8 --problems.sampling.temperature=1.0 --problems.sampling.max_new_tokens=400
     --trainer.groups_per_step=32 --trainer.max_staleness=1 --trainer.learning_rate="$rate" --trainer.lora.r=32
     --trainer.lora.alpha=64 --trainer.unparsable_reward=0 --math.unparsable_reward=0 --trainer.checkpoint_every=10
-    --trainer.micro_batch_tokens=16384)
+    --trainer.micro_batch_tokens=8192)
   if [ -n "${SGLANG_SITE:-}" ]; then flags+=("--local.sglang.env.PYTHONPATH=$SGLANG_SITE"); fi
   if [ -n "${SGLANG_FLAGS:-}" ]; then flags+=("--local.sglang.args=$SGLANG_FLAGS"); fi
 fi
