@@ -1,4 +1,4 @@
-"""Which GPU the trainer sees. Free of torch: it has to happen before CUDA is looked at."""
+"""Which GPU the trainer sees, and how it takes that one's memory. Free of torch: it comes before CUDA is looked at."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 from gristmill.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def claim_gpu(device: str, environ: MutableMapping[str, str] | None = None) -> None:
@@ -36,3 +37,14 @@ def claim_gpu(device: str, environ: MutableMapping[str, str] | None = None) -> N
         raise ConfigError(
             f"trainer.device is {device}, but {VISIBLE}={environ[VISIBLE]!r} shows {len(visible)} GPUs, counted from 0"
         )
+
+
+def spare_memory(environ: MutableMapping[str, str] | None = None) -> None:
+    """Have torch grow its blocks of GPU memory instead of taking new ones, unless the user said how.
+
+    Every micro-batch has another shape. In blocks of fixed size that leaves holes, and near the limit of a shared card
+    torch gives everything back and takes it anew, which costs more than the step. Not for a trainer that lends its
+    memory through CUDA IPC: handles are made of blocks of the ordinary kind.
+    """
+    environ = os.environ if environ is None else environ
+    environ.setdefault(ALLOCATOR, "expandable_segments:True")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from gristmill.service import ServiceContext, ServiceSpec
 from grpo_trainer.config import TrainerConfig
-from grpo_trainer.gpu import claim_gpu
+from grpo_trainer.gpu import claim_gpu, spare_memory
 
 
 def run(ctx: ServiceContext[TrainerConfig]) -> None:
     """Train until ``max_versions`` is reached or the service is told to stop."""
     claim_gpu(ctx.config.device)
+    if not ctx.config.weight_source.enabled:
+        spare_memory()
     from grpo_trainer.run import train
 
     train(ctx)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gristmill.errors import ConfigError
 from grpo_trainer.config import LoraSettings, TrainerConfig
-from grpo_trainer.gpu import claim_gpu
+from grpo_trainer.gpu import ALLOCATOR, claim_gpu, spare_memory
 
 
 def test_configuration_and_service_import_nothing_heavy() -> None:
@@ -81,3 +81,11 @@ def test_the_trainer_sees_one_gpu(device: str, before: str | None, after: str | 
 def test_a_gpu_that_is_not_visible_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cuda:2, but CUDA_VISIBLE_DEVICES='4,6' shows 2 GPUs"):
         claim_gpu("cuda:2", {"CUDA_VISIBLE_DEVICES": "4,6"})
+
+
+def test_the_users_allocator_stays() -> None:
+    environ: dict[str, str] = {}
+    spare_memory(environ)
+    assert environ == {ALLOCATOR: "expandable_segments:True"}
+    spare_memory(environ := {ALLOCATOR: "max_split_size_mb:512"})
+    assert environ == {ALLOCATOR: "max_split_size_mb:512"}

@@ -191,9 +191,10 @@ class FakeEngine(FakeServer):
             message = f"Failed to load LoRA adapter {name} because it is already loaded"
             return 400, {"success": False, "error_message": message}
         tensors = _unpickle(body["serialized_tensors"])
-        found = {key: hashlib.sha256(value.numpy().tobytes()).hexdigest() for key, value in tensors.items()}
-        if found != body["expected_checksums"] or body["config_dict"]["peft_type"] != "LORA":
-            return 400, {"success": False, "error_message": "adapter sync MISMATCH"}
+        if body.get("expected_checksums") is not None:  # which end SGLang 0.5.16
+            return 500, {"success": False, "error_message": "the server is gone"}
+        if body["config_dict"]["peft_type"] != "LORA":
+            return 400, {"success": False, "error_message": "not a LoRA adapter"}
         self.adapters[name] = TENSOR_PATH
         self.tensor_adapters[name] = next(float(v.flatten()[0]) for k, v in tensors.items() if "lora_B" in k)
         self.seen.loads.append(name)

@@ -125,14 +125,19 @@ def _tied(folder: Path) -> bool:
     return bool(json.loads((folder / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False))
 
 
-def adapter_body(folder: str | Path) -> dict[str, Any]:
-    """Body of /load_lora_adapter_from_tensors for an adapter folder, all but the name."""
+def adapter_body(folder: str | Path, *, checksums: bool = False) -> dict[str, Any]:
+    """Body of /load_lora_adapter_from_tensors for an adapter folder, all but the name.
+
+    ``checksums`` end SGLang 0.5.16, even the right ones: its worker names an attribute that it has not.
+    """
     tensors = load_file(str(Path(folder) / "adapter_model.safetensors"))
-    return {
+    body = {
         "config_dict": json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8")),
         "serialized_tensors": base64_pickle(tensors),
-        "expected_checksums": {name: sha256(tensor) for name, tensor in tensors.items()},
     }
+    if checksums:
+        body["expected_checksums"] = {name: sha256(tensor) for name, tensor in tensors.items()}
+    return body
 
 
 def sha256(tensor: torch.Tensor) -> str:

@@ -11,7 +11,6 @@ Torch is imported when first used: only these two transfers need it.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import pickle
 from dataclasses import dataclass
@@ -47,11 +46,10 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Packed:
-    """An adapter ready to be sent: its configuration, its tensors pickled in base64, and their SHA-256."""
+    """An adapter ready to be sent: its configuration, and its tensors pickled in base64."""
 
     config: dict[str, Any]
     parts: list[bytes]
-    checksums: dict[str, str]
     tensor_bytes: int
 
 
@@ -115,7 +113,6 @@ def pack_adapter(folder: Path) -> Packed:
     Raises:
         ArtifactError: the folder is no adapter.
     """
-    import torch
     from safetensors import safe_open
 
     config = _read_json(folder / ADAPTER_CONFIG)
@@ -123,12 +120,8 @@ def pack_adapter(folder: Path) -> Packed:
         raise ArtifactError(f"{folder}: there is no {ADAPTER}")
     with safe_open(folder / ADAPTER, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    checksums = {
-        name: hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy()).hexdigest()
-        for name, tensor in tensors.items()
-    }
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return Packed(config, _pickle(tensors), checksums, size)
+    return Packed(config, _pickle(tensors), size)
 
 
 def is_null_adapter(folder: Path) -> bool:

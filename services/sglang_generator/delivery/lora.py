@@ -1,9 +1,11 @@
 """Mode ``lora``: adapters under immutable names; many live side by side, and nothing pauses.
 
-``files``: the engine reads the adapter's folder. That the engine applies it, and does not serve the base model under
-its name, is shown by a probe whose log-probabilities must differ from the base model's (unless the adapter adds
-nothing, as version 0's). ``tensors``: the adapter travels in the request with the SHA-256 of each tensor, which the
-engine compares with what it unpacked.
+``files``: the engine reads the adapter's folder. ``tensors``: the adapter travels in the request. That the engine
+applies it, and does not serve the base model under its name, is shown by a probe whose log-probabilities must differ
+from the base model's (unless the adapter adds nothing, as version 0's).
+
+SGLang's ``expected_checksums`` are not sent: in 0.5.16 any use of them, right or wrong, ends the server (its worker
+names an attribute that it has not).
 """
 
 from __future__ import annotations
@@ -61,9 +63,7 @@ class LoraDelivery(Delivery):
         started = time.monotonic()
         moved = await self._load(client, policy.adapter, policy.path, trusted=trusted)
         transferred = time.monotonic()
-        by_checksum = self._tensors and moved > 0
-        if not by_checksum:
-            await self._must_differ_from_base(client, policy.adapter, policy.path)
+        await self._must_differ_from_base(client, policy.adapter, policy.path)
         verified = time.monotonic()
         return Receipt(
             self.mode,
@@ -71,7 +71,7 @@ class LoraDelivery(Delivery):
             transfer_s=transferred - started,
             verify_s=verified - transferred,
             first_token_s=await confirm(client, policy, pinned, self._timeout_s),
-            verified="checksum" if by_checksum else "probe",
+            verified="probe",
         )
 
     async def drop(self, client: EngineClient, policy: Policy) -> None:
@@ -141,7 +141,7 @@ def _gone(name: str, error: Exception) -> EngineError:
 
 def _body(name: str, packed: Packed) -> list[bytes]:
     """The request in parts: joined, a large adapter would be copied once more."""
-    rest = {"lora_name": name, "config_dict": packed.config, "expected_checksums": packed.checksums}
+    rest = {"lora_name": name, "config_dict": packed.config}
     return [msgspec.json.encode(rest)[:-1], b',"serialized_tensors":"', *packed.parts, b'"}']
 
 
