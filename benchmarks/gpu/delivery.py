@@ -346,7 +346,9 @@ async def fifty(url: str, trainer: TrainerProcess, arguments: argparse.Namespace
             async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
                 models = (await http.get("/v1/models")).json()["data"]
             adapters = [card["id"] for card in models if card.get("parent") is not None]
-            counts.append({"adapters": len(adapters), "gpu_mib": gpu_memory(), "at_s": time.monotonic()})
+            counts.append(
+                {"adapters": len(adapters), "gpu_mib": gpu_memory(arguments.engine_gpu), "at_s": time.monotonic()}
+            )
         ends = {"finished": generator.load.finished, "failed": generator.load.failed[:5]}
     finally:
         await generator.close()
@@ -462,16 +464,16 @@ async def cross(runs: list[tuple[str, str, str]], trainer: TrainerProcess, argum
     return {"version": record.version, "checksums": found, "equal": len(values) == 1 and "" not in values}
 
 
-def gpu_memory() -> int | None:
-    """MiB in use on all visible GPUs; None without nvidia-smi."""
+def gpu_memory(gpu: str) -> int | None:
+    """MiB in use on the engine's GPU; None without nvidia-smi."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
         return None
-    return sum(int(line) for line in done.stdout.split())
+    return int(done.stdout)
 
 
 async def attempt(name: str, work: Awaitable[Any], results: dict[str, Any], out: Path) -> None:
@@ -554,6 +556,7 @@ def main() -> None:
     parser.add_argument("--run", action="append", default=[], help="MODE@URL or MODE/REMARK@URL; repeatable")
     parser.add_argument("--trainer-device", default="cuda:0", help="cpu, cuda:N")
     parser.add_argument("--trainer-memory", type=float, default=None, help="most of the GPU's memory for the trainer")
+    parser.add_argument("--engine-gpu", default="0", help="index of the engine's GPU, whose memory --fifty watches")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters")
     parser.add_argument("--repeats", type=int, default=5, help="versions per mode")
     parser.add_argument("--between", type=float, default=1.0, help="seconds between versions")

@@ -9,6 +9,7 @@
 #            the first for CUDA IPC on one card. With one GPU nccl is left out: it takes two. "cpu" for ENGINE_COMMAND
 #   MODES    which modes to run ("lora-files lora-tensors disk tensor-inline tensor-ipc nccl")
 #   REPEATS  versions per mode (5); FIFTY adapters in a row (50, 0 for none); RESTART=0 leaves the kill -9 out
+#   NEAR=0   with two GPUs: no engine on the trainer's own
 #   TOKENS_HELD, GRAPHS: --max-total-tokens and --cuda-graph-max-bs-decode of every server
 # See engine.sh for SGLANG_SITE, SGLANG_FLAGS and ENGINE_COMMAND.
 set -euo pipefail
@@ -33,7 +34,7 @@ want() { [[ " ${modes[*]} " == *" $1 "* ]]; }
 declare -A servers=() pids=()
 if want lora-files || want lora-tensors; then servers[lora]=1; fi
 if want disk || want tensor-inline || want nccl || want tensor-ipc; then servers[full]=1; fi
-if want tensor-ipc && [ "${#gpus[@]}" -gt 1 ]; then servers[near]=1; fi
+if want tensor-ipc && [ "${#gpus[@]}" -gt 1 ] && [ "${NEAR:-1}" = 1 ]; then servers[near]=1; fi
 
 # One after the other begins, all start at once: each looks at the free memory of its GPU in its first seconds.
 if [ -n "${servers[lora]:-}" ]; then "$here/engine.sh" start lora "${lora[@]}" & pids[lora]=$!; sleep "${STAGGER:-10}"; fi
@@ -75,7 +76,7 @@ for mode in "${modes[@]}"; do
 done
 if [ -n "${servers[full]:-}" ]; then rest+=(--cross); fi
 if [ -n "${servers[lora]:-}" ]; then
-  rest+=(--fifty "${FIFTY:-50}")
+  rest+=(--fifty "${FIFTY:-50}" --engine-gpu "$engine")
   if [ "${RESTART:-1}" = 1 ]; then
     printf -v again '%q ' "$here/engine.sh" start lora "${lora[@]}"
     rest+=(--restart "$again" --restart-pid "$OUT/lora.pid")

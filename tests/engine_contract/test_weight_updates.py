@@ -20,6 +20,7 @@ from support.contract import (
     fresh,
     from_disk,
     from_tensors,
+    gap,
     need_embedded,
     score,
     start,
@@ -121,6 +122,7 @@ def test_stamp_numbers_and_checksum_change_together(client: Client, target: Targ
     assert after["meta_info"]["cached_tokens"] == 0, "a prefix of the old weights was used again"
     expected = target.reference(model=target.checkpoint).logprobs(PROMPT, after["output_ids"])
     agree(values(after), expected, target.tolerance)
+    assert gap(values(after), target.reference().logprobs(PROMPT, after["output_ids"])) > 2 * target.tolerance.mean
     changed = checksum(client)
     assert changed != original
     assert checksum(client) == changed

@@ -82,7 +82,11 @@ def make_adapter(
 
 
 def make_changed(model: Path, folder: Path) -> Path:
-    """A checkpoint of the same shape and type whose weights all differ a little, with the same tokenizer."""
+    """A checkpoint of the same shape and type whose weights all differ a little, with the same tokenizer.
+
+    Little enough for a trained model to stay one: with a fifth of each tensor's spread as noise, SmolLM2-135M's
+    logprobs differ by 0.2 between two implementations in bfloat16, with a twentieth by 0.05.
+    """
     import shutil
 
     from safetensors import safe_open
@@ -95,8 +99,8 @@ def make_changed(model: Path, folder: Path) -> Path:
             metadata = file.metadata()
         generator = torch.Generator().manual_seed(5)
         for name, tensor in tensors.items():
-            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(0.1) * 0.2
-            tensors[name] = (tensor.float() * 1.05 + noise).to(tensor.dtype)
+            noise = torch.randn(tensor.shape, generator=generator) * tensor.float().std().nan_to_num(0.1) * 0.05
+            tensors[name] = (tensor.float() + noise).to(tensor.dtype)
         save_file(tensors, str(path), metadata=metadata)
     return folder
 
