@@ -41,6 +41,7 @@ class Conversation(Bout):
         super().__init__(candidate, judge, job, limits)
         self.loaded = False
         self.imports: bytes | None = None
+        self.opening: Message | None = None
         self.stack: list[Link] = []
         self.speaker: Link | None = None
         self.asked = False
@@ -107,6 +108,9 @@ class Conversation(Bout):
         if event.kind in {frames.ASK, frames.ANSWER}:
             return self._relay(link, event)
         if link is self.judge:
+            if event.kind == frames.OPENING and self.imports is None and self.opening is None:
+                self.opening = Message(frames.ASK, event.payload)
+                return None
             return self._from_judge(event)
         if self.loaded:
             return self._violation()
@@ -129,9 +133,12 @@ class Conversation(Bout):
     def _go(self) -> None:
         if self.loaded and self.imports is not None:
             self.candidate.tell(frames.GO, self.imports)
-            self.judge.tell(frames.GO, b"")
             self.speaker = self.judge
             self.test_started = time.monotonic()
+            if self.opening is None:
+                self.judge.tell(frames.GO, b"")
+            else:
+                self._relay(self.judge, self.opening)
 
     def _relay(self, link: Link, message: Message) -> tuple[CodeStatus, str] | None:
         other = self.candidate if link is self.judge else self.judge
@@ -184,6 +191,8 @@ class Conversation(Bout):
     def _tests_hang(self) -> bool:
         # A program that takes most of the time to load must not be able to make the tests seem slow.
         loading = self.test_started - self.started
+        if self.loaded and self.imports is None:
+            return True
         return self.speaker is self.judge and not self.asked and loading < min(self.time_s, self.limits.job_s) / 4
 
     def _ended(self, link: Link, ended: Ended) -> tuple[CodeStatus, str]:

@@ -66,9 +66,10 @@ class Warden:
             for kind, payload in self._warden.feed(data):
                 if kind == frames.DATA:
                     self._heard += [("message", k, p) for k, p in self._child.feed(payload)]
-                elif kind == frames.PING:
-                    self.frame(frames.PING, json.dumps({"nonce": payload.hex(), "idle": self.idle}).encode())
                 else:
+                    if kind == frames.JOB:
+                        begun = {"nonce": json.loads(payload)["nonce"], "idle": self.idle}
+                        self.frame(frames.PING, json.dumps(begun).encode())
                     self._heard.append(("frame", kind, payload))
         return self._heard.pop(0)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
+from .syntax import nodes_of
+
 Arguments = tuple[object, ...]
 
 _PURE = frozenset(
@@ -52,11 +54,47 @@ def checked_by(statement: ast.stmt, tree: ast.Module) -> tuple[str, list[Argumen
     return None
 
 
+def calls_at(tree: ast.Module, number: int) -> tuple[str, list[Arguments], int] | None:
+    """What the tests call from statement ``number`` on, with what, and how many statements that covers."""
+    node = tree.body[number]
+    checked = checked_by(node, tree)
+    if checked is not None:
+        return *checked, 1
+    name = called_first(node)
+    if name is None:
+        return None
+    rest = tree.body[number:]
+    covered = next((n for n, statement in enumerate(rest) if not isinstance(statement, ast.Assert)), len(rest))
+    return name, calls_of(rest, name), covered
+
+
+def opening(tree: ast.Module) -> tuple[str, list[Arguments], int] | None:
+    """What the tests call first of all, with what, and the first statement that this does not cover. Before it there
+    is only what does nothing to the program or to the tests' calls: imports, functions, literals."""
+    for number, node in enumerate(tree.body):
+        if not _is_inert(node):
+            found = calls_at(tree, number)
+            return (found[0], found[1], number + found[2]) if found is not None else None
+    return None
+
+
+def _is_inert(node: ast.stmt) -> bool:
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(ast.Constant()):
+            return True
+        case ast.FunctionDef(decorator_list=[], returns=None, args=arguments):
+            annotated = any(argument.annotation for argument in nodes_of(arguments) if isinstance(argument, ast.arg))
+            return not annotated and not arguments.defaults and not any(arguments.kw_defaults)
+        case ast.Assign([ast.Name()], value):
+            return _visit(value, "", [])
+    return False
+
+
 def called_first(statement: ast.stmt) -> str | None:
     """The one name that an assert calls beside the known builtins."""
     if not isinstance(statement, ast.Assert):
         return None
-    nodes = ast.walk(statement.test)
+    nodes = nodes_of(statement.test)
     names = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)} - _PURE
     return names.pop() if len(names) == 1 else None
 

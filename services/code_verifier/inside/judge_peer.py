@@ -71,6 +71,20 @@ class JudgePeer(Peer):
         self._own_errors: dict[int, BaseException] = {}
         self._errors_seen = 0
         self._ahead: deque[tuple[bytes, Json]] = deque()
+        self._opening: list[bytes] = []
+
+    def open(self, name: str, calls: list[tuple[object, ...]]) -> None:
+        """Make the first request of all: what ``name`` is, and, if it is a function, such calls of it. :meth:`opened`
+        gets the answer, :meth:`foreseen` gives it out."""
+        self._opening = [values.dumps(self.encoder().encode(("name", name)))]
+        calling = self._calling(Remote(self, 0, "function"), calls)
+        if sum(map(len, calling)) <= FORESEEN_BYTES:
+            self._opening += calling
+        self._channel.hold(frames.OPENING, _together(self._opening))
+
+    def opened(self) -> None:
+        """Wait for the answer."""
+        self._look_ahead(self._opening, self._awaited)
 
     def foresee(self, function: Remote, calls: list[tuple[object, ...]]) -> None:
         """Have calls done that the tests are about to make, in this order; :meth:`foreseen` gives the answers out.
@@ -79,14 +93,17 @@ class JudgePeer(Peer):
         """
         if self.found is not None or self._shared or self._ahead or self.around.changed:
             return
-        requests = []
-        for arguments in calls:
-            requests.append(values.dumps(self.encoder().encode(("call", function, arguments, {}))))
-        if sum(map(len, requests)) > FORESEEN_BYTES:
-            return
-        self.heard = True
+        requests = self._calling(function, calls)
+        if sum(map(len, requests)) <= FORESEEN_BYTES:
+            self.heard = True
+            self._look_ahead(requests, lambda: self._exchange(_together(requests)))
+
+    def _calling(self, function: Remote, calls: list[tuple[object, ...]]) -> list[bytes]:
+        return [values.dumps(self.encoder().encode(("call", function, arguments, {}))) for arguments in calls]
+
+    def _look_ahead(self, requests: list[bytes], answer: Callable[[], bytes]) -> None:
         try:
-            payload = self._exchange(b'["' + SEVERAL.encode() + b'",[' + b",".join(requests) + b"]]")
+            payload = answer()
             answers = values.loads(payload)
             if type(answers) is not list or not 0 < len(answers) <= len(requests) or None in answers:
                 raise Malformed("answers")
@@ -98,12 +115,14 @@ class JudgePeer(Peer):
         self._ahead.extend(zip(requests, answers, strict=False))
 
     def foreseen(self, operation: str, data: bytes) -> Json | None:
-        if operation != "call" or not self._ahead:
+        if not self._ahead or operation not in {"call", "name"}:
             return None
-        request, answer = self._ahead.popleft()
+        request, answer = self._ahead[0]
         if request == data:
+            self._ahead.popleft()
             return answer
-        self._ahead.clear()
+        if operation == "call":
+            self._ahead.clear()
         return None
 
     def end(self, status: str, reason: str) -> NoReturn:
@@ -357,6 +376,10 @@ class JudgePeer(Peer):
         # Only of the tests' own classes: attributes of functions, generators and modules lead to the tests.
         kind = type(value)
         return self._is_given(value) and (kind.__module__ == self._module or kind in _STREAMS)
+
+
+def _together(requests: list[bytes]) -> bytes:
+    return b'["' + SEVERAL.encode() + b'",[' + b",".join(requests) + b"]]"
 
 
 _BINARY: dict[str, Callable[[Any, Any], object]] = {

@@ -111,12 +111,12 @@ class Surrounded:
         return out, err, now[0].tell() if isinstance(now[0], io.StringIO) and now[0] is not streams[0] else 0
 
 
-def unseen(tree: ast.Module) -> str | None:
+def unseen(nodes: list[ast.AST]) -> str | None:
     """Why a program cannot see what the tests prepare for it, if that is so."""
-    modules = {
-        name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
-    }
-    return next((why for node in ast.walk(tree) for why in _reasons(node, modules)), None)
+    imports = [node for node in nodes if isinstance(node, ast.Import)]
+    modules = {name.asname or name.name for node in imports for name in node.names}
+    told = (node for node in nodes if isinstance(node, ast.Assign | ast.Call))
+    return next((why for node in told for why in _reasons(node, modules)), None)
 
 
 def _reasons(node: ast.AST, modules: set[str]) -> Iterator[str]:
