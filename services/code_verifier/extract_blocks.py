@@ -288,5 +288,5 @@ def transcript_code(code: str) -> str | None:
     first = next((line.strip() for line in lines if line.strip()), "")
     if not re.match(r">>>(?: |$)|In \[\d*\]: ", first):
         return None
-    kept = (re.match(r"[ \t]*(?:>>>|\.\.\.|In \[\d*\]:|\s*\.{3,}:)(?: (.*)|$)", line) for line in lines)
+    kept = (re.match(r"[ \t]*+(?:>>>|\.\.\.|In \[\d*\]:|\.{3,}:)(?: (.*)|$)", line) for line in lines)
     return "\n".join(found[1] or "" for found in kept if found) + "\n"

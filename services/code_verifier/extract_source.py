@@ -78,15 +78,17 @@ def looks_like_code(line: str) -> bool:
 
 
 def top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the module is loaded, those inside ``if``, ``try``, ``with`` and loops too."""
-    for statement in body:
+    """Statements that run when the module is loaded, those inside ``if``, ``try``, ``with``, loops and so on too."""
+    # Without recursion: a chain of ``elif`` is as deep as it is long.
+    waiting = list(body)[::-1]
+    while waiting:
+        statement = waiting.pop()
         yield statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from top_level(getattr(statement, name, ()))
-        for handler in getattr(statement, "handlers", ()):
-            yield from top_level(handler.body)
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = [part for name in ("body", "orelse", "finalbody") for part in getattr(statement, name, ())]
+            inner += [part for handler in getattr(statement, "handlers", ()) for part in handler.body]
+            inner += [part for case in getattr(statement, "cases", ()) for part in case.body]
+            waiting += inner[::-1]
 
 
 def binds(statement: ast.stmt) -> set[str]:

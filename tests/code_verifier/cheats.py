@@ -185,6 +185,19 @@ CHEATS: tuple[Program, ...] = (
     Program("swallow-context", "class C:\n    def __enter__(self): return 0\n    def __exit__(self, *a): return True\n"
             "def f():\n    return C()", AssertTests("with f() as x:\n    assert x == 1\n"), "wrong_answer"),
     Program("repr-exits", "import os\nclass L:\n    def __repr__(self): os._exit(0)\ndef f():\n    return L()", AssertTests("{1: 2}[f()]"), ("wrong_answer", "runtime_error")),
+    Program("predicate-method", "class L:\n    def __getattr__(self, n): return lambda *a, **k: True\ndef f(x): return L()", AssertTests("assert f(1).startswith('yes')"), "wrong_answer"),
+    Program("predicate-property", "class L:\n    isdigit = property(lambda self: lambda: True)\ndef f(x): return L()", AssertTests("r = f(1)\nassert r.isdigit()"), "wrong_answer"),
+    Program("predicate-of-a-subclass", "class L(int):\n    def startswith(self, x): return True\ndef f(x): return L(1)", AssertTests("assert f(1).startswith('yes')"), "wrong_answer"),
+    Program("asked-by-name", "class L: pass\ndef f(x): return L()", AssertTests("assert f(1).__eq__(5)"), "wrong_answer"),
+    Program("compared-by-name", "class L: pass\ndef f(x): return L()", AssertTests("assert f(1).__ge__(5)"), ("wrong_answer", "runtime_error")),
+    Program("told-what-is-expected", "class L:\n    def union(self, o): return o\n    intersection = union\ndef f(x): return L()", AssertTests("assert f(1).union({5}) == {5}\nassert f(1).intersection({5}) == {5}"), "wrong_answer"),
+    Program("forged-own-names", "import sys\nderived = sys.modules['inside.candidate'].derived\nderived.own_names = lambda k: ['startswith'] if k.__name__ == 'S' else None\nclass S(str):\n    def startswith(self, *a): return True\ndef f(x): return S('no')",
+            AssertTests("r = f(1)\nassert isinstance(r, str) and r.startswith('yes')"), "runtime_error"),
+    Program("forged-own-names-of-a-set", "import sys\nderived = sys.modules['inside.candidate'].derived\nderived.own_names = lambda k: ['__eq__', '__len__', '_x'] if k.__name__ == 'S' else None\nclass S(set): pass\ndef f(x): return S()",
+            AssertTests("assert f(1) == {1}"), "runtime_error"),
+    # What is small on the way and large where the tests pass it on
+    Program("unwieldy-range", "def f(x):\n    return range(6_000_000)", AssertTests("assert f(list(f(1))) == 2"), "runtime_error"),
+    Program("unwieldy-together", "def f(x):\n    return ([0] * 400000 for _ in range(20))", AssertTests("assert f(list(f(1))) == 2"), ("runtime_error", "memory_limit")),
     # Exceptions that lie
     Program("stop-iteration", "def f(x):\n    raise StopIteration", AssertTests("assert all(map(lambda x: f(x) == x, [1, 2]))"),
             "runtime_error"),
@@ -482,6 +495,17 @@ HONEST: tuple[Program, ...] = tuple(
                 "with patch('builtins.input', side_effect=['a', 'b']) as i, patch('builtins.print') as p:\n    assert ask() == 'a' and ask() == 'b'\np.assert_called_with('?')\ni.assert_called_with('name ')\n"
                 "with patch('builtins.input', return_value='7'), patch('sys.stdout', new_callable=io.StringIO) as out:\n    assert read() == 14\n    ask()\nassert out.getvalue() == '?\\n'")),
         Program("tests-seed", "import random\ndef roll():\n    return random.randint(1, 10 ** 9)", AssertTests("import random\nrandom.seed(42)\na = roll()\nrandom.seed(42)\nassert roll() == a == random.Random(42).randint(1, 10 ** 9)")),
+        Program("threads", "from concurrent.futures import ThreadPoolExecutor\nimport time\ndef w(i):\n    time.sleep(0.05)\n    return [i] * 1000\ndef f(n):\n    with ThreadPoolExecutor(n) as e:\n        return [len(x) for x in e.map(w, range(n))]", AssertTests("assert f(32) == [1000] * 32")),
+        Program("own-methods-with-plain-names", "class Bag:\n    def __init__(self): self.x = []\n    def union(self, a, b): self.x += [a, b]\n    def count(self, a): return self.x.count(a)\n    def startswith(self, a): return self.x[0] == a\ndef bag(): return Bag()",
+                AssertTests("b = bag()\nb.union(1, 2)\nassert b.count(1) == 1 and b.x == [1, 2]\nc = Bag()\nc.union(1, 2)\nassert c.startswith(1)")),
+        # Calls done ahead give what they would give one by one
+        Program("ahead-of-a-changing-object", "class Bag:\n    def __init__(self): self.x = []\n    def __len__(self): return len(self.x)\nbag = Bag()\ndef add(x):\n    bag.x.append(x)\n    return bag", AssertTests("assert len(add(1)) == 1\nassert len(add(2)) == 2")),
+        Program("ahead-of-an-iterator", "k = 0\ndef f(n, xs):\n    global k\n    k = n\n    return map(lambda y: y * k, xs)", AssertTests("assert list(f(2, [1, 2])) == [2, 4]\nassert list(f(3, [1, 2])) == [3, 6]")),
+        Program("ahead-of-a-generator", "def f(xs):\n    f.total = 0\n    def g():\n        for x in xs:\n            f.total += x\n            yield f.total\n    return g()", AssertTests("assert list(f([1, 2])) == [1, 3]\nassert list(f([3, 4])) == [3, 7]")),
+        Program("ahead-with-equal-constants", "n = 0\ndef f(*a):\n    global n\n    n += 1\n    return n", AssertTests("assert f((1, 2), (1, 2)) == 1\nassert f([(1, 2), (1, 2)], ()) == 2\nassert f(((3,), (3,)), {(1,): (1,)}) == 3\nassert f(-1, 1 + 2j, set(), (1.0, 1), (1, 1.0)) == 4")),
+        Program("ahead-of-a-class", "class f:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x", AssertTests("assert f(1) == f(1)\nassert f(2) != f(1)")),
+        Program("ahead-of-a-value", "f = {1: 2}", AssertTests("assert f[1] == 2\nassert len(f) == 1")),
+        Program("opened-by-a-check", "import functools\n@functools.lru_cache\ndef f(x): return x + 1", AssertTests("import math\nLIMITS = {'a': [1, -2.5]}\n\ndef check(candidate):\n    assert candidate(1) == 2\n    for n in range(3):\n        assert candidate(n) == n + 1\n\ncheck(f)")),
         Program("many-values", "def f(xs):\n    return [x * 2 for x in xs]", AssertTests("n = 100000\nassert f(list(range(n))) == [2 * x for x in range(n)]")),
     )
 )  # fmt: skip

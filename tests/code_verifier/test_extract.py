@@ -281,6 +281,8 @@ ADVERSARIAL = {
     "assignments": "a = 1\n" * 160_000,
     "prose": "the quick brown fox, jumped. " * 35_000,
     "defs": "def add(a, b):\n" * 66_000,
+    "a transcript and blanks": "```python\n>>> x\n" + " " * 1_000_000 + "x\n```",
+    "a transcript and dots": "```python\n>>> x\n" + "." * 1_000_000 + "x\n```",
     "long line": "a" * 1_000_000 + "```",
     "indented": "    x = 1\n\n" * 90_000,
     "entities": "&lt;" * 250_000,
@@ -319,3 +321,18 @@ def test_any_text_gives_a_program_or_none(parts: list[str], prompt: str | None) 
     for entry in ("add", None):
         program = extract("".join(parts), entry_point=entry, prompt=prompt)
         assert program is None or program.source.strip()
+
+
+def test_chain_of_elif_is_no_depth() -> None:
+    """It is as deep as it is long in the tree, and CPython runs it all the same."""
+    chain = "if 0: pass\n" + "elif 0: pass\n" * 2400
+    program = extract(f"```python\ndef f(x): return 2\n{chain}\n```", entry_point="f", prompt="def f(x):\n")
+    assert program is not None
+    assert "def f" in program.source
+
+
+def test_names_bound_in_a_match_are_seen() -> None:
+    text = "```python\nmatch 1:\n    case 1:\n        def f(x): return 2\n```\n```python\nf = 3\nraise SystemExit\n"
+    program = extract(text, entry_point="f")
+    assert program is not None
+    assert "def f" in program.source

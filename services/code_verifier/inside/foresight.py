@@ -25,17 +25,29 @@ LIMIT = 200
 
 def calls_of(statements: Iterable[ast.stmt], name: str) -> list[Arguments]:
     """Arguments of the calls of ``name`` in the leading statements that are simple asserts."""
-    found: list[Arguments] = []
+    found: list[list[ast.expr]] = []
     for statement in statements:
         if isinstance(statement, ast.Pass) or _is_text(statement):
             continue
-        calls: list[Arguments] = []
+        calls: list[list[ast.expr]] = []
         if not isinstance(statement, ast.Assert) or not _visit(statement.test, name, calls):
             break
         if len(found) + len(calls) > LIMIT:
             break
         found += calls
-    return found
+    return _evaluated(found)
+
+
+def _evaluated(calls: list[list[ast.expr]]) -> list[Arguments]:
+    """The arguments, as the compiler makes them: equal tuples of constants in a call are one object, and are sent as
+    one."""
+    row = ast.List([ast.Tuple(arguments, ast.Load()) for arguments in calls], ast.Load())
+    try:
+        code = compile(ast.fix_missing_locations(ast.Expression(row)), "<calls>", "eval")
+        made: list[Arguments] = eval(code, {"__builtins__": {"set": set}})  # noqa: S307 - literals of the tests
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return made
 
 
 def checked_by(statement: ast.stmt, tree: ast.Module) -> tuple[str, list[Arguments]] | None:
@@ -103,7 +115,7 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _visit(node: ast.expr, name: str, calls: list[Arguments]) -> bool:
+def _visit(node: ast.expr, name: str, calls: list[list[ast.expr]]) -> bool:
     """Collect calls in the order of their evaluation; false where that is not certain."""
     match node:
         case ast.Constant():
@@ -121,9 +133,11 @@ def _visit(node: ast.expr, name: str, calls: list[Arguments]) -> bool:
             return _visit(value, name, calls) and _visit(key, name, calls)
         case ast.Call(ast.Name(function), arguments, []) if function == name:
             try:
-                calls.append(tuple(ast.literal_eval(argument) for argument in arguments))
+                for argument in arguments:
+                    ast.literal_eval(argument)
             except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 return False
+            calls.append(arguments)
             return True
         case ast.Call(ast.Name(function), arguments, []) if function in _PURE:
             return all(_visit(argument, name, calls) for argument in arguments)

@@ -68,6 +68,7 @@ class JudgePeer(Peer):
         self.modules: frozenset[str] = frozenset()
         self.unwieldy = False
         self.around = Surroundings()
+        self._heard_bytes = 0
         self._own_errors: dict[int, BaseException] = {}
         self._errors_seen = 0
         self._ahead: deque[tuple[bytes, Json]] = deque()
@@ -206,6 +207,13 @@ class JudgePeer(Peer):
 
     def export_derived(self, encoder: Encoder, value: object, writer: Writer) -> Json:
         return self.export(value) if stands_in(value) else writer(encoder, value)
+
+    def _awaited(self) -> bytes:
+        payload = super()._awaited()
+        # All together, and what is small here and large when it is looked at.
+        self._heard_bytes += len(payload)
+        self.unwieldy = self.unwieldy or self._heard_bytes > _UNWIELDY_SIZE or b'["g",' in payload
+        return payload
 
     def received(self, size: int, depth: int) -> None:
         self.unwieldy = self.unwieldy or size > _UNWIELDY_SIZE or depth > _UNWIELDY_DEPTH

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import child, cleaning, frames, limits
+from . import child, cleaning, frames, limits, traces
 from .child import DEFAULTS, Run
 from .preload import preload
 
@@ -63,10 +63,12 @@ class Supervisor:
         self._state = limits.own_state()
         self._oom = limits.oom_kills()
         self._ipc = cleaning.ipc_tables()
+        self._traces: traces.Traces | None = None
 
     def hello(self) -> None:
         """Say that there is somebody."""
         litter = cleaning.clean(self._mounts, self._ipc)
+        self._traces = traces.Traces(self._mounts)
         version = sys.version.split()[0]
         self._say(
             frames.HELLO,
@@ -259,6 +261,8 @@ class Supervisor:
         self._pending = None
         self._poll.modify(0, select.POLLIN)
         litter = cleaning.clean(self._mounts, self._ipc) if dead else "processes that do not die"
+        if litter is None and self._traces is not None:
+            litter = self._traces.clear()
         if litter is None and limits.own_state() != self._state:
             litter = "the warden's own priority or limits were changed"
         oom = limits.oom_kills()

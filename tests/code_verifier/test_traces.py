@@ -1,0 +1,146 @@
+"""What one program could tell the next, or keep from it, without a file or a process: nothing gets through."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from code_verifier.config import CodeConfig
+from code_verifier.inside.traces import FILES, MOVES, Traces
+from code_verifier.job import Case, Job, StdioTests
+from code_verifier.pool import SandboxPool
+
+SQUARE = StdioTests((Case("25", "625"),))
+LINGERING = """
+import socket
+n = int(input()) ** 2
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", 20000 + n))
+s.listen()
+c = socket.create_connection(s.getsockname())
+a, _ = s.accept()
+a.close()
+c.recv(1)
+c.close()
+print(n)
+"""
+READS_LINGERING = """
+for line in open("/proc/net/tcp").read().splitlines()[1:]:
+    print(int(line.split()[1].split(":")[1], 16) - 20000)
+    break
+"""
+BINDS = 'import socket\ns = socket.socket()\ns.bind(("127.0.0.1", 20625))\nprint(int(input()) ** 2)\n'
+COUNTS = """
+import os
+n = int(input()) ** 2
+while True:
+    p = os.fork()
+    if p == 0:
+        os._exit(0)
+    os.waitpid(p, 0)
+    if p % 2000 == n:
+        break
+print(n)
+"""
+READS_COUNT = "import os\nprint(os.getpid() % 2000 - 1)\n"
+NUMBERS = """
+import os
+n = int(input()) ** 2
+while True:
+    fd = os.open("x", os.O_CREAT | os.O_RDWR)
+    number = os.fstat(fd).st_ino
+    os.close(fd)
+    os.unlink("x")
+    if number % 2000 == n:
+        break
+print(n)
+"""
+READS_NUMBER = 'import os\nprint(os.stat(".").st_ino % 2000 - 2)\n'
+SETS_TIME = 'import os, time\ntime.sleep(1.5)\nos.utime("/dev/null")\nos.utime("/tmp")\nprint(int(input()) ** 2)\n'
+READS_TIME = """
+import os
+times = {os.stat(f"/dev/{n}").st_mtime // 1 for n in ("null", "zero", "full", "random", "urandom")}
+print(625 if len(times) > 2 else 0)
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        pytest.param(LINGERING, READS_LINGERING, "wrong_answer", id="ports in TIME_WAIT are read"),
+        pytest.param(LINGERING, BINDS, "passed", id="ports in TIME_WAIT are taken"),
+        pytest.param(COUNTS, READS_COUNT, "wrong_answer", id="process numbers"),
+        pytest.param(NUMBERS, READS_NUMBER, "wrong_answer", id="file numbers"),
+        pytest.param(SETS_TIME, READS_TIME, "wrong_answer", id="times of devices"),
+    ],
+)
+def test_nothing_is_told_to_the_next_program(code_config: CodeConfig, first: str, second: str, status: str) -> None:
+    with SandboxPool(code_config.model_copy(update={"workers": 1})) as pool:
+        assert pool.run(Job(first, SQUARE, time_s=20.0)).status == "passed"
+        assert pool.run(Job(second, SQUARE, time_s=20.0)).status == status
+
+
+@pytest.mark.docker
+def test_program_that_makes_a_process_and_a_file_costs_no_sandbox(code_config: CodeConfig) -> None:
+    source = (
+        'import os\nif os.fork() == 0:\n    os._exit(0)\nos.wait()\nopen("x", "w").close()\nprint(int(input()) ** 2)\n'
+    )
+    with SandboxPool(code_config.model_copy(update={"workers": 1})) as pool:
+        for _ in range(3):
+            assert pool.run(Job(source, SQUARE, time_s=20.0)).status == "passed"
+        assert pool.counts.suspected == 0
+
+
+def test_file_numbers_are_watched(tmp_path: Path) -> None:
+    """On a file system whose numbers go up one by one, as those of a tmpfs do."""
+    shm = Path("/dev/shm") / f"gristmill-test-{os.getpid()}"
+    shm.mkdir()
+    try:
+        seen = Traces([str(shm)])
+        seen._timed, seen._counts, seen._tables = [str(tmp_path)], [], []
+        moves = iter([1, 1, MOVES + 2, 1, 1, 1])
+        at = 0
+
+        def last() -> int:
+            nonlocal at
+            at += next(moves)
+            return at
+
+        seen._process, seen._last_process = 0, last  # type: ignore[method-assign]
+        assert seen.clear() is None
+        assert seen.clear() is None
+        assert "process numbers" in str(seen.clear())
+        assert seen.clear() is None
+        for _ in range(FILES + 3):
+            (shm / "x").touch()
+            (shm / "x").unlink()
+        assert "file numbers" in str(seen.clear())
+    finally:
+        shm.rmdir()
+
+
+def test_sockets_are_seen(tmp_path: Path) -> None:
+    for number, (text, left) in enumerate(
+        (
+            ("sockets: used 9\nTCP: inuse 0 orphan 0 tw 0 alloc 4 mem 206\nUDP: inuse 0 mem 0\n", None),
+            ("sockets: used 1\nTCP: inuse 0 orphan 0 tw 1 alloc 4 mem 206\n", "TCP"),
+            ("TCP6: inuse 2\n", "TCP6"),
+            ("UDP: inuse 1 mem 0\n", "UDP"),
+            ("FRAG: inuse 0 memory 0\n", None),
+        )
+    ):
+        path = tmp_path / str(number)
+        path.write_text(text)
+        traces = Traces([])
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            traces._counts = [fd]
+            found = traces._sockets()
+        finally:
+            os.close(fd)
+        assert (found is None) == (left is None)
+        assert left is None or left in str(found)
