@@ -15,7 +15,7 @@ import signal
 import time
 from typing import Any
 
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, OUT_OF_TURN, Bout, said_of_failure
+from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, LEAVING_S, OUT_OF_TURN, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import AssertTests, CallTests, CodeStatus, Job, Limits, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Event, Link, Message, Output, SandboxBroken, wait
@@ -45,6 +45,7 @@ class Conversation(Bout):
         self.stack: list[Link] = []
         self.speaker: Link | None = None
         self.asked = False
+        self.done = False
         self.test_started = self.started
 
     def run(self, tests: AssertTests | CallTests) -> Outcome:
@@ -70,7 +71,7 @@ class Conversation(Bout):
                     break
         for link in links:
             if link not in ends:
-                ends[link] = self.finish(link)
+                ends[link] = self.finish(link, LEAVING_S if self.done and link is self.judge else 0.0)
         ended = ends[self.candidate]
         self.peak = ended.peak
         status, reason = found
@@ -175,6 +176,7 @@ class Conversation(Bout):
                 self.test_started = time.monotonic()
                 return None
             if message.kind == frames.DONE:
+                self.done = True
                 status, reason = what
                 if status is not None:
                     return status, str(reason)

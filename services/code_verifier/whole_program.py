@@ -10,7 +10,7 @@ import json
 import time
 
 from code_verifier import checkers
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, OUT_OF_TURN, Bout, said_of_failure
+from code_verifier.bout import GRACE_S, OUT_OF_TURN, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import Case, CodeStatus, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Message, Output, SandboxBroken, wait
@@ -93,7 +93,9 @@ class WholePrograms(Bout):
         judge = self.judge
         if not checking:
             body = {"kind": "checker", "source": tests.checker_source or "", "stop": False}
-            judge.begin("judge", body, self.settings(max(1.0, self._left()) + JUDGE_EXTRA_S))
+            # Longer than the programs may take, with all that is swept up after them: each answer is waited for by
+            # itself, and a checker that has no time left would look like one that is broken.
+            judge.begin("judge", body, self.settings(self.limits.job_s + 2 * (GRACE_S + self.time_s)))
             answer = self._from_checker()
             if answer.kind != frames.READY:
                 return self._refusal(answer)

@@ -384,7 +384,6 @@ def main(channel: frames.Channel) -> NoReturn:
     vars(space)["__builtins__"] = builtins
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     sys.modules[NAME] = sys.modules["__main__"] = space
-    random.seed(0)
     peer = CandidatePeer(channel, space)
     try:
         exec(code, vars(space))  # noqa: S102

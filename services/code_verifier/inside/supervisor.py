@@ -17,6 +17,7 @@ import contextlib
 import gc
 import json
 import os
+import random
 import select
 import signal
 import sys
@@ -302,6 +303,7 @@ def serve(hooks: list[dict[str, Any]], register: Callable[..., None]) -> Callabl
     os.register_at_fork = register
     child.hooks.extend(hooks)
     global _supervisor
+    random.seed(0)  # what programs and tests begin with: nobody draws from it here
     supervisor = _supervisor = Supervisor()  # never freed, in a child either: that would touch its pages
     supervisor.hello()
     gc.collect()
