@@ -195,9 +195,17 @@ CHEATS: tuple[Program, ...] = (
             AssertTests("r = f(1)\nassert isinstance(r, str) and r.startswith('yes')"), "runtime_error"),
     Program("forged-own-names-of-a-set", "import sys\nderived = sys.modules['inside.candidate'].derived\nderived.own_names = lambda k: ['__eq__', '__len__', '_x'] if k.__name__ == 'S' else None\nclass S(set): pass\ndef f(x): return S()",
             AssertTests("assert f(1) == {1}"), "runtime_error"),
+    Program("key-by-its-text", "class I(int):\n    def __str__(self): return 'z'\ndef f(x): return {I(1): 2}", CallTests("f", (Case("[1]", '{"z": 2}'),)), "wrong_answer"),
+    Program("liar-index", "class L:\n    n = 0\n    def __init__(s, g): s.k = sorted(g)\n    def __iter__(s): return iter(s.k)\n    def __len__(s): return len(s.k)\n    def index(s, v):\n        s.n += 1\n        return s.n\ndef topo(g): return L(g)",
+            AssertTests("o = topo({'a': ['b'], 'b': ['c'], 'c': []})\nassert set(o) == {'a', 'b', 'c'} and len(o) == 3\nassert o.index('b') < o.index('a')"), "wrong_answer"),
+    Program("field-in-place-of-a-method", "from collections import namedtuple\nT = namedtuple('T', ['index', 'count'])\nn = 0\ndef index(v):\n    global n\n    n += 1\n    return n\ndef topo(g): return T(index, lambda v: 1)",
+            AssertTests("o = topo({'a': ['b'], 'b': []})\nassert isinstance(o, tuple) and o.count('a') == 1 and o.index('a') < o.index('b')"), "runtime_error"),
+    Program("skips-the-test", "import unittest\ndef add(a, b):\n    raise unittest.SkipTest('x')", AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n"), ("wrong_answer", "runtime_error")),
+    Program("named-like-a-skip", "class SkipTest(Exception): pass\nSkipTest.__module__ = 'unittest.case'\ndef add(a, b):\n    raise SkipTest('x')", AssertTests("import unittest\nclass T(unittest.TestCase):\n    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n"), ("wrong_answer", "runtime_error")),
+    Program("sets-a-mock", "def f(m):\n    try:\n        m.configure_mock(call_count=1)\n    except TypeError: pass\n    try:\n        m.call_count = 1\n    except TypeError: pass\n    try:\n        m._mock_call_count = 1\n    except TypeError: pass", AssertTests("from unittest.mock import Mock\nm = Mock()\nf(m)\nassert m.call_count == 1"), ("wrong_answer", "runtime_error")),
     # What is small on the way and large where the tests pass it on
     Program("unwieldy-range", "def f(x):\n    return range(6_000_000)", AssertTests("assert f(list(f(1))) == 2"), "runtime_error"),
-    Program("unwieldy-together", "def f(x):\n    return ([0] * 400000 for _ in range(20))", AssertTests("assert f(list(f(1))) == 2"), ("runtime_error", "memory_limit")),
+    Program("unwieldy-together", "def f(x):\n    return ([0] * 400000 for _ in range(20))", AssertTests("assert f(list(f(1))) == 2"), ("runtime_error", "memory_limit", "time_limit")),
     # Exceptions that lie
     Program("stop-iteration", "def f(x):\n    raise StopIteration", AssertTests("assert all(map(lambda x: f(x) == x, [1, 2]))"),
             "runtime_error"),
@@ -497,7 +505,7 @@ HONEST: tuple[Program, ...] = tuple(
         Program("tests-seed", "import random\ndef roll():\n    return random.randint(1, 10 ** 9)", AssertTests("import random\nrandom.seed(42)\na = roll()\nrandom.seed(42)\nassert roll() == a == random.Random(42).randint(1, 10 ** 9)")),
         Program("threads", "from concurrent.futures import ThreadPoolExecutor\nimport time\ndef w(i):\n    time.sleep(0.05)\n    return [i] * 1000\ndef f(n):\n    with ThreadPoolExecutor(n) as e:\n        return [len(x) for x in e.map(w, range(n))]", AssertTests("assert f(32) == [1000] * 32")),
         Program("own-methods-with-plain-names", "class Bag:\n    def __init__(self): self.x = []\n    def union(self, a, b): self.x += [a, b]\n    def count(self, a): return self.x.count(a)\n    def startswith(self, a): return self.x[0] == a\ndef bag(): return Bag()",
-                AssertTests("b = bag()\nb.union(1, 2)\nassert b.count(1) == 1 and b.x == [1, 2]\nc = Bag()\nc.union(1, 2)\nassert c.startswith(1)")),
+                AssertTests("b = bag()\nb.union(1, 2)\nassert b.x == [1, 2]\nc = Bag()\nc.union(1, 2)\nassert c.startswith(1) and c.count(1) == 1")),
         # Calls done ahead give what they would give one by one
         Program("ahead-of-a-changing-object", "class Bag:\n    def __init__(self): self.x = []\n    def __len__(self): return len(self.x)\nbag = Bag()\ndef add(x):\n    bag.x.append(x)\n    return bag", AssertTests("assert len(add(1)) == 1\nassert len(add(2)) == 2")),
         Program("ahead-of-an-iterator", "k = 0\ndef f(n, xs):\n    global k\n    k = n\n    return map(lambda y: y * k, xs)", AssertTests("assert list(f(2, [1, 2])) == [2, 4]\nassert list(f(3, [1, 2])) == [3, 6]")),
@@ -506,6 +514,13 @@ HONEST: tuple[Program, ...] = tuple(
         Program("ahead-of-a-class", "class f:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x", AssertTests("assert f(1) == f(1)\nassert f(2) != f(1)")),
         Program("ahead-of-a-value", "f = {1: 2}", AssertTests("assert f[1] == 2\nassert len(f) == 1")),
         Program("opened-by-a-check", "import functools\n@functools.lru_cache\ndef f(x): return x + 1", AssertTests("import math\nLIMITS = {'a': [1, -2.5]}\n\ndef check(candidate):\n    assert candidate(1) == 2\n    for n in range(3):\n        assert candidate(n) == n + 1\n\ncheck(f)")),
+        Program("library-exceptions", "import decimal, json, queue, statistics, struct, subprocess\nclass Bad(statistics.StatisticsError): pass\ndef f(k):\n    if k == 0: return json.loads('{')\n    if k == 1: return queue.Queue().get_nowait()\n    if k == 2: return struct.unpack('i', b'')\n    if k == 3: raise subprocess.CalledProcessError(3, 'x')\n    if k == 4: return decimal.Decimal('x')\n    raise Bad('x')",
+                AssertTests("import decimal, json, queue, statistics, struct, subprocess, unittest\nkinds = [json.JSONDecodeError, queue.Empty, struct.error, subprocess.CalledProcessError, decimal.InvalidOperation, statistics.StatisticsError]\nfor k, kind in enumerate(kinds):\n    with unittest.TestCase().assertRaises(kind) as c:\n        f(k)\n    assert isinstance(c.exception, kind)\ntry:\n    f(0)\nexcept ValueError as e:\n    assert e.pos == 1 and type(e) == json.JSONDecodeError\ntry:\n    f(3)\nexcept subprocess.SubprocessError as e:\n    assert e.returncode == 3")),
+        Program("membership", "class Span:\n    def __init__(self, a, b): self.a, self.b = a, b\n    def __contains__(self, x): return self.a <= x <= self.b\n    def __iter__(self): return iter((self.a, self.b))", AssertTests("s = Span(1, 5)\nassert 3 in s and 7 not in s and list(s) == [1, 5]")),
+        Program("types-and-views", "from collections import OrderedDict\ndef f(k):\n    d = OrderedDict(a=1)\n    return [type(None), d.keys(), d.items(), list(d.values())][k]", AssertTests("assert f(0) is type(None)\nassert f(1) == {'a'} and f(2) == {('a', 1)} and f(3) == [1]")),
+        Program("mocks-and-namespaces", "def f(service, n):\n    service.log.info('x')\n    n.count += 1\n    return service.get(3) + n.count", AssertTests("from types import SimpleNamespace\nfrom unittest.mock import Mock\nm = Mock()\nm.get.return_value = 4\nn = SimpleNamespace(count=1)\nassert f(m, n) == 6 and n.count == 2\nm.get.assert_called_once_with(3)\nm.log.info.assert_called_once_with('x')")),
+        Program("tests-recursion-limit", "def f(n):\n    return 0 if n == 0 else f(n - 1) + 1", AssertTests("import sys\nsys.setrecursionlimit(5000)\nassert f(3000) == 3000")),
+        Program("fields-named-like-methods", "from collections import namedtuple\nS = namedtuple('S', 'count index')\ndef f(xs): return S(len(xs), 0)", AssertTests("assert f([1, 2]).count == 2 and f([1]) == (1, 0)")),
         Program("many-values", "def f(xs):\n    return [x * 2 for x in xs]", AssertTests("n = 100000\nassert f(list(range(n))) == [2 * x for x in range(n)]")),
     )
 )  # fmt: skip

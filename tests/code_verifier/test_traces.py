@@ -59,6 +59,42 @@ while True:
 print(n)
 """
 READS_NUMBER = 'import os\nprint(os.stat(".").st_ino % 2000 - 2)\n'
+DATAGRAMS = """
+import socket
+n = int(input()) ** 2
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("127.0.0.1", 0))
+def count():
+    return int([l for l in open("/proc/net/snmp") if l.startswith("Udp:")][1].split()[1])
+while count() % 1000 != n:
+    s.sendto(b"", s.getsockname())
+    s.recv(1)
+print(n)
+"""
+READS_DATAGRAMS = 'print(int([l for l in open("/proc/net/snmp") if l.startswith("Udp:")][1].split()[1]) % 1000)\n'
+NO_ROUTE = """
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(int(input()) ** 2):
+    try:
+        s.sendto(b"", ("192.0.2.1", 9))
+    except OSError:
+        pass
+print(625)
+"""
+READS_NO_ROUTE = """
+names, counts = [l.split() for l in open("/proc/net/snmp") if l.startswith("Ip:")]
+print(counts[names.index("OutNoRoutes")])
+"""
+PEAK = "x = bytearray(100 << 20)\nprint(int(input()) ** 2)\n"
+READS_PEAK = """
+from pathlib import Path
+found = 0
+for path in Path("/sys/fs/cgroup").rglob("*"):
+    if path.name in ("memory.max_usage_in_bytes", "memory.peak"):
+        found = int(path.read_text() or 0)
+print(625 if found > 100 << 20 else 0)
+"""
 SETS_TIME = 'import os, time\ntime.sleep(1.5)\nos.utime("/dev/null")\nos.utime("/tmp")\nprint(int(input()) ** 2)\n'
 READS_TIME = """
 import os
@@ -75,6 +111,9 @@ print(625 if len(times) > 2 else 0)
         pytest.param(LINGERING, BINDS, "passed", id="ports in TIME_WAIT are taken"),
         pytest.param(COUNTS, READS_COUNT, "wrong_answer", id="process numbers"),
         pytest.param(NUMBERS, READS_NUMBER, "wrong_answer", id="file numbers"),
+        pytest.param(DATAGRAMS, READS_DATAGRAMS, "wrong_answer", id="counted datagrams"),
+        pytest.param(NO_ROUTE, READS_NO_ROUTE, "wrong_answer", id="counted failures"),
+        pytest.param(PEAK, READS_PEAK, "wrong_answer", id="peak memory"),
         pytest.param(SETS_TIME, READS_TIME, "wrong_answer", id="times of devices"),
     ],
 )
@@ -101,7 +140,7 @@ def test_file_numbers_are_watched(tmp_path: Path) -> None:
     shm.mkdir()
     try:
         seen = Traces([str(shm)])
-        seen._timed, seen._counts, seen._tables = [str(tmp_path)], [], []
+        seen._timed, seen._counts, seen._network = [str(tmp_path)], [], []
         moves = iter([1, 1, MOVES + 2, 1, 1, 1])
         at = 0
 
@@ -138,7 +177,7 @@ def test_sockets_are_seen(tmp_path: Path) -> None:
         traces = Traces([])
         fd = os.open(path, os.O_RDONLY)
         try:
-            traces._counts = [fd]
+            traces._counts, traces._network = [fd], []
             found = traces._sockets()
         finally:
             os.close(fd)

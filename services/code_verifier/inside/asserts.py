@@ -92,7 +92,7 @@ def run_asserts(channel: frames.Channel, peer: JudgePeer, reporter: Reporter, bo
     unseen = surroundings.unseen(names.nodes)
     if unseen is not None:
         reporter.done("sandbox_error", unseen)
-    peer.around.follow_seed()
+    peer.around.follow()
     imports = imports_of(tree)
     modules = names.unimported(body["entry_point"])
     peer.modules = frozenset(str(row[0]) for row in imports) | frozenset(modules)

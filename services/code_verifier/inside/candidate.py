@@ -163,11 +163,11 @@ class CandidatePeer(Peer):
         return found
 
     def exception_class(self, kind: type[BaseException]) -> Json:
-        """A builtin's name, or number, name and bases."""
+        """A builtin's name, or number, name, bases and module."""
         if vars(builtins).get(kind.__name__) is kind:
             return kind.__name__
         bases = [self.exception_class(base) for base in kind.__bases__ if issubclass(base, BaseException)]
-        return [self.number(kind), _OWN.get(kind) or str(kind.__name__), bases]
+        return [self.number(kind), _OWN.get(kind) or str(kind.__name__), bases, str(kind.__module__)]
 
     def resolve(self, value: list[Any]) -> object:
         tag = value[0]
@@ -260,6 +260,8 @@ class CandidatePeer(Peer):
                     return (next(target),)
                 except StopIteration:
                     return ()
+            case "contains", (target, value):
+                return value in target
             case "isinstance", (kind, value):
                 return isinstance(value, kind)
             case "issubclass", (kind, value):
@@ -277,6 +279,9 @@ class CandidatePeer(Peer):
                 return self._surrounded.leave()
             case "seed", (seed,):
                 random.seed(seed)
+                return None
+            case "recursion", (int(limit),):
+                sys.setrecursionlimit(max(limit, sys.getrecursionlimit()))
                 return None
             case "operator1", (target, name):
                 return _OPERATORS[name](target)

@@ -21,14 +21,14 @@ from . import frames, values
 from .attached import attached, bare, changes, kind_of, same_number
 from .decoding import Decoder
 from .encoding import Encoder, Writer
-from .mirrors import FromCandidate, builtin, derive, mirror, mirrored, raisable
+from .mirrors import FromCandidate, builtin, derive, library, mirror, mirrored, raisable
 from .peer import MISSING, SEVERAL, SHARED, SHARED_SIZE, TAMPERED, Peer, ProtocolError
 from .remote import Remote, RemoteCoroutine, named_class, stands_in
 from .shown import shown
 from .surroundings import Surroundings, carried
-from .values import TYPES, Json, Malformed
+from .values import SCALARS, TYPES, Json, Malformed
 
-_STREAMS = (io.StringIO, io.BytesIO)
+_OPEN = (io.StringIO, io.BytesIO, types.SimpleNamespace)
 _UNWIELDY_SIZE, _UNWIELDY_DEPTH = 1 << 20, 100
 FORESEEN_BYTES = 1 << 18
 
@@ -248,7 +248,7 @@ class JudgePeer(Peer):
         if issubclass(kind, type) and issubclass(value, FromCandidate):  # type: ignore[arg-type]
             stood_for = mirrored(value)  # type: ignore[arg-type]
             if stood_for is not None:
-                return ["v", stood_for.__name__]
+                return _library_name(stood_for)
             for ref, known in self._classes.items():
                 if known is value:
                     return ["w", ref]
@@ -286,8 +286,11 @@ class JudgePeer(Peer):
                 raise Malformed("no such exception")
             return mirror(kind)
         match described:
-            case [int(ref), str(name), list(bases)] if depth < 20 and len(bases) < 20:
+            case [int(ref), str(name), list(bases), str(module)] if depth < 20 and len(bases) < 20:
                 known = self._classes.get(ref)
+                own = library(module, name)
+                if known is None and own is not None:
+                    known = self._classes[ref] = mirror(own)
                 if known is None:
                     known = self._classes[ref] = derive(
                         name, [self._exception_class(base, depth + 1) for base in bases] or [mirror(Exception)]
@@ -372,6 +375,10 @@ class JudgePeer(Peer):
                 return _BINARY[name](target, other)
             case "get", (target, str(name)) if self._is_instance(target) and not name.startswith("_"):
                 return getattr(target, name)
+            case "get", (target, str(name)) if self._is_mock(target) and not name.startswith("_"):
+                found = getattr(target, name)
+                if type(found) in SCALARS or self._is_mock(found):
+                    return found
             case "set", (target, str(name), value) if self._is_instance(target) and not name.startswith("_"):
                 setattr(target, name, value)
                 return None
@@ -380,10 +387,15 @@ class JudgePeer(Peer):
     def _is_given(self, value: object) -> bool:
         return id(value) in self._numbers
 
+    def _is_mock(self, value: object) -> bool:
+        # What it gives for its attributes; not its methods, by which a program could set what the tests ask it for.
+        kind: Any = getattr(sys.modules.get("unittest.mock"), "NonCallableMock", None)
+        return kind is not None and isinstance(value, kind)
+
     def _is_instance(self, value: object) -> bool:
         # Only of the tests' own classes: attributes of functions, generators and modules lead to the tests.
         kind = type(value)
-        return self._is_given(value) and (kind.__module__ == self._module or kind in _STREAMS)
+        return self._is_given(value) and (kind.__module__ == self._module or kind in _OPEN)
 
 
 def _together(requests: list[bytes]) -> bytes:
@@ -407,7 +419,8 @@ def _library_name(value: Any) -> Json | None:
         return None
     if isinstance(value, types.MethodDescriptorType):
         owner = value.__objclass__
-        return ["j", "builtins", f"{owner.__name__}.{value.__name__}"] if owner in TYPES.values() else None
+        known = vars(builtins).get(owner.__name__) is owner and owner in TYPES.values()
+        return ["j", "builtins", f"{owner.__name__}.{value.__name__}"] if known else None
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None

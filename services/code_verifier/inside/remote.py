@@ -80,6 +80,8 @@ class Remote:
         return row[0]
 
     def __contains__(self, value: object) -> bool:
+        if self._gristmill_made:
+            return exactly(self, bool, "contains", value)
         return any(item is value or item == value for item in self)
 
     def __len__(self) -> int:
@@ -189,7 +191,7 @@ PREDICATES = frozenset(
     name for kind in _PLAIN for name in vars(kind) if name.startswith("is") or name in {"startswith", "endswith"}
 )
 """Questions to plain values. What a function gave in place of one has no say in them."""
-COMPARING = frozenset(("difference", "intersection", "symmetric_difference", "union"))
+COMPARING = frozenset(("count", "difference", "index", "intersection", "symmetric_difference", "union"))
 """Methods of plain containers whose argument is what something is compared with."""
 
 

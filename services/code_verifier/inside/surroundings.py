@@ -1,4 +1,5 @@
-"""What tests change around the program: streams, ``input`` and ``print``, the seed of ``random``.
+"""What tests change around the program: streams, ``input`` and ``print``, the seed of ``random``, the
+recursion limit.
 
 Tests and program are different processes, so what the tests do to theirs does not reach the program by itself. These
 things are carried along with each request, as far as the tests have replaced them. Others (patched functions of
@@ -35,28 +36,32 @@ class Surroundings:
     def __init__(self) -> None:
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._functions = {name: vars(builtins)[name] for name in _FUNCTIONS}
-        self._seeds: list[object] = []
+        self._told: dict[str, object] = {}
 
-    def follow_seed(self) -> None:
-        """Take note of ``random.seed`` from now on."""
-        seed = random.seed
+    def follow(self) -> None:
+        """Take note of ``random.seed`` and ``sys.setrecursionlimit`` from now on."""
+        seed, limit = random.seed, sys.setrecursionlimit
 
-        def noted(a: Any = None, version: int = 2) -> None:
+        def seeded(a: Any = None, version: int = 2) -> None:
             seed(a, version)
-            self._seeds[:] = [a]
+            self._told["seed"] = a
 
-        random.seed = noted
+        def limited(most: int) -> None:
+            limit(most)
+            self._told["recursion"] = most
 
-    def seed(self) -> list[object]:
-        """The last seed that the program has not had yet, if there is one."""
-        found = list(self._seeds)
-        self._seeds.clear()
+        random.seed, sys.setrecursionlimit = seeded, limited
+
+    def told(self) -> dict[str, object]:
+        """What the program has not been told of yet."""
+        found = dict(self._told)
+        self._told.clear()
         return found
 
     @property
     def changed(self) -> bool:
         """Whether anything is to be carried."""
-        return bool(self._seeds) or self.now() is not None
+        return bool(self._told) or self.now() is not None
 
     def now(self) -> Around | None:
         """What the program is to be given, unless all is as it was."""
@@ -163,8 +168,8 @@ Ask = Callable[..., Any]
 
 def carried(around: Surroundings, ask: Ask, operation: str, operands: tuple[object, ...]) -> Any:
     """Make a request, with what the tests have changed around the program."""
-    for seed in around.seed():
-        ask("seed", seed)
+    for what, value in around.told().items():
+        ask(what, value)
     now = around.now()
     if now is None:
         return ask(operation, *operands)

@@ -1,9 +1,9 @@
 """What the kernel keeps of programs that are gone, beside files: sockets that linger, numbers that go on, times of
 devices. The next program could read it, and the ports of the lingering are not free.
 
-Sockets cannot be removed from here: they are a reason to throw the container away. Numbers (of processes, of the files
-of a mount) cannot be set back: where a program has moved them by a few, a random number more are used up, so that they
-tell nothing; where by many, the container goes. Times are set to now after every program.
+Sockets, and the network's counts of what went through them, are a reason to throw the container away. Numbers (of
+processes, of the files of a mount) cannot be set back: where a program has moved them by a few, a random number more
+are used up, so that they tell nothing; where by many, the container goes. Times are set to now after every program.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ MOVES = 16
 """Processes, or files of a mount, that a program may make before its container is thrown away."""
 FILES = 256
 _SOCKETS = ("/proc/net/sockstat", "/proc/net/sockstat6")
+_COUNTERS = ("/proc/net/dev", "/proc/net/snmp", "/proc/net/snmp6")
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6", "/proc/net/udp", "/proc/net/udp6")
 
 
@@ -52,6 +53,7 @@ class Traces:
         self._counts = _opened(_SOCKETS)
         # gVisor counts no sockets, and lists those of its own network only.
         self._tables = [] if self._counts else _opened(_TABLES)
+        self._network = [(fd, os.pread(fd, 1 << 16, 0)) for fd in _opened(_COUNTERS)]
         self._load = next(iter(_opened(["/proc/loadavg"])), -1)
         self._process = self._last_process()
         self._files: dict[str, int] = {}
@@ -76,6 +78,8 @@ class Traces:
                 counts = dict(zip(words[::2], words[1::2], strict=False))
                 if kind[:3] in {b"TCP", b"UDP", b"RAW"} and any(int(counts.get(n, 0)) for n in (b"inuse", b"tw")):
                     return f"sockets are left: {line.decode()}"
+        if any(os.pread(fd, 1 << 16, 0) != before for fd, before in self._network):
+            return "the network was used, and counts it"
         for fd in self._tables:
             if len(os.pread(fd, 4096, 0).splitlines()) > 1:
                 return "sockets are left"
