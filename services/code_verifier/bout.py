@@ -12,7 +12,7 @@ from code_verifier.inside import frames
 from code_verifier.job import CodeStatus, Job, Limits, Outcome, TestOutcome
 from code_verifier.link import Ended, Link, Output, wait
 
-GRACE_S = 8.0
+GRACE_S = 15.0
 """How long a warden may take to kill, empty and report before its container counts as broken."""
 JUDGE_EXTRA_S = 0.25
 LEAVING_S = 1.0

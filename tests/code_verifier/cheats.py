@@ -205,7 +205,7 @@ CHEATS: tuple[Program, ...] = (
     Program("sets-a-mock", "def f(m):\n    try:\n        m.configure_mock(call_count=1)\n    except TypeError: pass\n    try:\n        m.call_count = 1\n    except TypeError: pass\n    try:\n        m._mock_call_count = 1\n    except TypeError: pass", AssertTests("from unittest.mock import Mock\nm = Mock()\nf(m)\nassert m.call_count == 1"), ("wrong_answer", "runtime_error")),
     # What is small on the way and large where the tests pass it on
     Program("unwieldy-range", "def f(x):\n    return range(6_000_000)", AssertTests("assert f(list(f(1))) == 2"), "runtime_error"),
-    Program("unwieldy-together", "def f(x):\n    return ([0] * 400000 for _ in range(20))", AssertTests("assert f(list(f(1))) == 2"), ("runtime_error", "memory_limit", "time_limit")),
+    Program("unwieldy-together", "def f(x):\n    return ([0] * 400000 for _ in range(11))", AssertTests("assert f(list(f(1))) == 2"), ("runtime_error", "memory_limit")),
     # Exceptions that lie
     Program("stop-iteration", "def f(x):\n    raise StopIteration", AssertTests("assert all(map(lambda x: f(x) == x, [1, 2]))"),
             "runtime_error"),
@@ -322,7 +322,7 @@ CHEATS: tuple[Program, ...] = (
             status=("runtime_error", "wrong_answer")),
     # Data
     Program("huge-string", "def add(a, b):\n    return 'x' * (40 << 20)", status=("runtime_error", "time_limit")),
-    Program("huge-list", "def add(a, b):\n    return [0] * 9_000_000", status=("runtime_error", "memory_limit", "time_limit")),
+    Program("huge-list", "def add(a, b):\n    return [0] * 9_000_000", status=("runtime_error", "memory_limit")),
     Program("deep-list", "def add(a, b):\n    x = []\n    for _ in range(100000): x = [x]\n    return x", status="runtime_error"),
     Program("cycle", "def add(a, b):\n    x = []\n    x.append(x)\n    return x", status="wrong_answer"),
     Program("cycle-tuple", "def add(a, b):\n    x = []\n    t = (x,)\n    x.append(t)\n    return t", status="runtime_error"),
@@ -358,7 +358,7 @@ CHEATS: tuple[Program, ...] = (
     Program("stopped", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)" + RIGHT, status="time_limit"),
     Program("segfault", "import ctypes\nctypes.string_at(0)", status="runtime_error"),
     Program("deep-recursion", "import sys\nsys.setrecursionlimit(10**8)\ndef f(n): return f(n + 1) + 1\ndef add(a, b): return f(0)",
-            status=("runtime_error", "memory_limit", "time_limit")),
+            status=("runtime_error", "memory_limit")),
     Program("recursion", "def add(a, b): return add(a, b)", status="runtime_error"),
     _wrong("settrace", "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)"),
     _wrong("alarm", "import signal\nsignal.signal(signal.SIGALRM, lambda *a: None)\nsignal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)"),

@@ -140,7 +140,7 @@ def test_file_numbers_are_watched(tmp_path: Path) -> None:
     shm.mkdir()
     try:
         seen = Traces([str(shm)])
-        seen._timed, seen._counts, seen._network = [str(tmp_path)], [], []
+        seen._timed, seen._network = [str(tmp_path)], []
         moves = iter([1, 1, MOVES + 2, 1, 1, 1])
         at = 0
 
@@ -162,24 +162,15 @@ def test_file_numbers_are_watched(tmp_path: Path) -> None:
         shm.rmdir()
 
 
-def test_sockets_are_seen(tmp_path: Path) -> None:
-    for number, (text, left) in enumerate(
-        (
-            ("sockets: used 9\nTCP: inuse 0 orphan 0 tw 0 alloc 4 mem 206\nUDP: inuse 0 mem 0\n", None),
-            ("sockets: used 1\nTCP: inuse 0 orphan 0 tw 1 alloc 4 mem 206\n", "TCP"),
-            ("TCP6: inuse 2\n", "TCP6"),
-            ("UDP: inuse 1 mem 0\n", "UDP"),
-            ("FRAG: inuse 0 memory 0\n", None),
-        )
-    ):
-        path = tmp_path / str(number)
-        path.write_text(text)
-        traces = Traces([])
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            traces._counts, traces._network = [fd], []
-            found = traces._sockets()
-        finally:
-            os.close(fd)
-        assert (found is None) == (left is None)
-        assert left is None or left in str(found)
+def test_network_counts_are_watched(tmp_path: Path) -> None:
+    counts = tmp_path / "dev"
+    counts.write_text("lo: 0\n")
+    traces = Traces([])
+    fd = os.open(counts, os.O_RDONLY)
+    try:
+        traces._network = [(fd, os.pread(fd, 99, 0))]
+        assert traces._used_network() is None
+        counts.write_text("lo: 28\n")
+        assert "network was used" in str(traces._used_network())
+    finally:
+        os.close(fd)

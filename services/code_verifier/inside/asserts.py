@@ -99,7 +99,7 @@ def run_asserts(channel: frames.Channel, peer: JudgePeer, reporter: Reporter, bo
     space = Space(peer, names.shadowed(body["entry_point"]), modules)
     space.update({"__name__": SPACE, "__builtins__": builtins, "__file__": FILE})
     sys.modules[SPACE] = _Module(space)
-    if body["prelude"]:
+    if names.could_mean(body["prelude"], body["entry_point"]):
         _prelude(space, body["prelude"], body["entry_point"])
     opened = _open(peer, space, tree, names) if reporter.stops else 0
     channel.send(frames.READY, values.dumps(imports))

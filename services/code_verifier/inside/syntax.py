@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import re
 import sys
 import types
 
@@ -15,6 +16,9 @@ _MARKS = frozenset(
     for kind in base.__subclasses__()
 )
 _ODD_MODULES = frozenset(("__main__", "antigravity", "idlelib", "test", "this", "turtle", "turtledemo"))
+_WORD = re.compile(r"[^\W\d]\w*")
+_BY_TEXT = frozenset(("__builtins__", "__import__", "eval", "exec", "globals", "locals", "vars"))
+"""Builtins by which a name can be looked up that does not stand in the source."""
 _USUAL = frozenset(
     ("abs", "set", "sorted", "list", "tuple", "len", "str", "round", "isinstance", "int", "float", "dict", "all")
 )
@@ -97,6 +101,12 @@ class Names:
             if all(hasattr(module, attribute) for attribute in used[name]):
                 found[name] = module
         return found
+
+    def could_mean(self, prelude: str, entry_point: str | None) -> bool:
+        """Whether a name in the source may be something of the problem's own text, beside the entry point. Most tests
+        use nothing of it, and it need not be parsed."""
+        wanted = self.free - {(entry_point or "").partition(".")[0]}
+        return bool(wanted & _BY_TEXT) or not wanted.isdisjoint(_WORD.findall(prelude))
 
     def shadowed(self, entry_point: str | None) -> frozenset[str]:
         """Builtin names that mean the candidate's function: the entry point, or, where the tests name nothing else that
