@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from code_verifier.config import CodeConfig
 from code_verifier.inside.traces import FILES, MOVES, Traces
 from code_verifier.job import Case, Job, StdioTests
 from code_verifier.pool import SandboxPool
+from support.docker import PrivateDaemon
 
 SQUARE = StdioTests((Case("25", "625"),))
 LINGERING = """
@@ -174,3 +176,15 @@ def test_network_counts_are_watched(tmp_path: Path) -> None:
         assert "network was used" in str(traces._used_network())
     finally:
         os.close(fd)
+
+
+@pytest.mark.docker
+def test_under_gvisor_a_program_costs_no_sandbox(code_config: CodeConfig, private_daemon: PrivateDaemon) -> None:
+    if shutil.which("runsc") is None:
+        pytest.skip("no runsc: apt-get install runsc")
+    there = {"workers": 1, "docker_host": private_daemon.address, "runtime": "runsc", "time_limit_s": 30.0}
+    with SandboxPool(code_config.model_copy(update={**there, "job_limit_s": 120.0})) as pool:
+        for _ in range(2):
+            outcome = pool.run(Job("print(int(input()) ** 2)\n", SQUARE))
+            assert outcome.status == "passed", outcome
+        assert pool.counts.suspected == 0
