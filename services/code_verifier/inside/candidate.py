@@ -131,6 +131,8 @@ class CandidatePeer(Peer):
             if issubclass(value, BaseException):  # type: ignore[arg-type]
                 return ["x", self.exception_class(value)]  # type: ignore[arg-type]
             return ["o", self.number(value), "class"]
+        if issubclass(kind, Exception):
+            return ["X", *self.described(value)]  # type: ignore[arg-type]
         known = _kind_of.get(kind)
         if known is not None:
             return ["o", self.number(value), known]
@@ -161,6 +163,17 @@ class CandidatePeer(Peer):
                 self._followed[number] = (value, values.holding(value))
                 found.append([number, "s", encoder.change(value)])
         return found
+
+    def described(self, error: Exception) -> list[Json]:
+        """Number, class, text and arguments of an exception that is passed on as a value."""
+        try:
+            text = str(error)
+        except Exception as second:  # noqa: BLE001 - a liar's __str__ may do anything
+            text = f"(no text: {type(second).__name__})"
+        encoder, args = self.encoder(), BaseException.args.__get__(error)  # type: ignore[attr-defined]
+        simple = all(type(arg) in values.SCALARS for arg in args)
+        shown = [encoder.encode(arg) for arg in (args if simple else (text,))]
+        return [self.number(error), self.exception_class(type(error)), encoder.encode(text[:20_000]), shown]
 
     def exception_class(self, kind: type[BaseException]) -> Json:
         """A builtin's name, or number, name, bases and module."""

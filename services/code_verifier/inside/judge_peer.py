@@ -69,6 +69,7 @@ class JudgePeer(Peer):
         self.unwieldy = False
         self.around = Surroundings()
         self._heard_bytes = 0
+        self._errors: dict[int, BaseException] = {}
         self._own_errors: dict[int, BaseException] = {}
         self._errors_seen = 0
         self._ahead: deque[tuple[bytes, Json]] = deque()
@@ -272,12 +273,25 @@ class JudgePeer(Peer):
                 return found
             case ["x", described]:
                 return self._exception_class(described)
+            case ["X", int(ref), described, text, list(shown)]:
+                return self._exception(ref, described, text, shown)
             case ["p", str(module), int(ref)]:
                 # Nothing is imported for the program's sake, and a module that the tests do not use is no module here:
                 # they would set its attributes, or call its functions, in the program's object's place.
                 own = sys.modules.get(module) if module in self.modules else None
                 return own if own is not None else self.resolve(["o", ref, "object"])
         raise Malformed("an unknown kind of value")
+
+    def _exception(self, ref: int, described: Json, text: Json, shown: list[Json]) -> BaseException:
+        """One that the program passes on as a value, and does not raise."""
+        error = self._errors.get(ref)
+        if error is None:
+            kind, decoder = self._exception_class(described), Decoder(self.resolve)
+            said, args = decoder.decode(text), tuple(map(decoder.decode, shown))
+            if not issubclass(kind, Exception) or type(said) is not str or any(type(a) not in SCALARS for a in args):
+                raise Malformed("an exception")
+            error = self._errors[ref] = raisable(kind, said, args, self.resolve(["o", ref, "object"]), "", [])
+        return error
 
     def _exception_class(self, described: Json, depth: int = 0) -> type[BaseException]:
         if type(described) is str:
