@@ -131,7 +131,7 @@ class CandidatePeer(Peer):
             if issubclass(value, BaseException):  # type: ignore[arg-type]
                 return ["x", self.exception_class(value)]  # type: ignore[arg-type]
             return ["o", self.number(value), "class"]
-        if issubclass(kind, Exception):
+        if issubclass(kind, Exception) and not issubclass(kind, BaseExceptionGroup):
             return ["X", *self.described(value)]  # type: ignore[arg-type]
         known = _kind_of.get(kind)
         if known is not None:
