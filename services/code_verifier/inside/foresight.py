@@ -41,9 +41,10 @@ def calls_of(statements: Iterable[ast.stmt], name: str) -> list[Arguments]:
 def _evaluated(calls: list[list[ast.expr]]) -> list[Arguments]:
     """The arguments, as the compiler makes them: equal tuples of constants in a call are one object, and are sent as
     one."""
-    row = ast.List([ast.Tuple(arguments, ast.Load()) for arguments in calls], ast.Load())
+    place = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
+    row = ast.List([ast.Tuple(arguments, ast.Load(), **place) for arguments in calls], ast.Load(), **place)
     try:
-        code = compile(ast.fix_missing_locations(ast.Expression(row)), "<calls>", "eval")
+        code = compile(ast.Expression(row), "<calls>", "eval")
         made: list[Arguments] = eval(code, {"__builtins__": {"set": set}})  # noqa: S307 - literals of the tests
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return []
@@ -132,13 +133,25 @@ def _visit(node: ast.expr, name: str, calls: list[list[ast.expr]]) -> bool:
         case ast.Subscript(value, key):
             return _visit(value, name, calls) and _visit(key, name, calls)
         case ast.Call(ast.Name(function), arguments, []) if function == name:
-            try:
-                for argument in arguments:
-                    ast.literal_eval(argument)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                return False
             calls.append(arguments)
-            return True
+            return all(map(_is_literal, arguments))
         case ast.Call(ast.Name(function), arguments, []) if function in _PURE:
             return all(_visit(argument, name, calls) for argument in arguments)
+    return False
+
+
+def _is_literal(node: ast.expr | None) -> bool:
+    match node:
+        case ast.Constant():
+            return True
+        case ast.List(items) | ast.Tuple(items) | ast.Set(items):
+            return all(map(_is_literal, items))
+        case ast.Dict(keys, items):
+            return all(map(_is_literal, keys)) and all(map(_is_literal, items))
+        case ast.UnaryOp(ast.USub() | ast.UAdd(), ast.Constant(int() | float() | complex())):
+            return True
+        case ast.BinOp(left, ast.Add() | ast.Sub(), ast.Constant(complex())):  # 1 + 2j
+            return _is_literal(left) and not isinstance(left, ast.BinOp)
+        case ast.Call(ast.Name("set"), [], []):
+            return True
     return False

@@ -125,7 +125,6 @@ def unseen(nodes: list[ast.AST]) -> str | None:
 
 
 def _reasons(node: ast.AST, modules: set[str]) -> Iterator[str]:
-    where = f" (line {getattr(node, 'lineno', 0)})"
     match node:
         case ast.Assign(targets=targets):
             for target in targets:
@@ -134,19 +133,23 @@ def _reasons(node: ast.AST, modules: set[str]) -> Iterator[str]:
                 if name == "os.environ" or (
                     isinstance(target, ast.Attribute) and owner in modules and name not in _CARRIED and owner != name
                 ):
-                    yield f"the tests set {name}, which the program does not see{where}"
+                    yield f"the tests set {name}, which the program does not see{_line(node)}"
         case ast.Call(func=function, args=arguments):
             name = _dotted(function)
             last = name.rpartition(".")[2]
             first = arguments[0] if arguments else None
             if (last == "patch" or name.endswith("patch.dict")) and isinstance(first, ast.Constant):
                 if first.value not in _CARRIED:
-                    yield f"the tests patch {first.value!r}, which the program does not see{where}"
+                    yield f"the tests patch {first.value!r}, which the program does not see{_line(node)}"
             elif name.endswith(("patch.object", "patch.dict")) and first is not None:
                 if _dotted(first).partition(".")[0] in modules:
-                    yield f"the tests patch {_dotted(first)}, which the program does not see{where}"
+                    yield f"the tests patch {_dotted(first)}, which the program does not see{_line(node)}"
             elif last in _FILES or name in _PROCESS or (name == "open" and _writes(node)):
-                yield f"the tests prepare by {name} what the program does not see{where}"
+                yield f"the tests prepare by {name} what the program does not see{_line(node)}"
+
+
+def _line(node: ast.AST) -> str:
+    return f" (line {getattr(node, 'lineno', 0)})"
 
 
 def _writes(call: ast.Call) -> bool:
