@@ -705,3 +705,26 @@ def test_tests_that_are_not_ready_in_time_are_at_fault(stage: Stage) -> None:
 
     outcome = stage.run(candidate, judge)
     assert (outcome.status, "by themselves" in outcome.reason) == ("sandbox_error", True)
+
+
+def test_checker_that_is_over_leaves_nothing_for_the_next_run(stage: Stage) -> None:
+    """Its last words and its end come together: both are heard before the judge is used again."""
+
+    def candidate(warden: Warden) -> None:
+        for _ in range(2):
+            warden.until(frames.BODY)
+            warden.frame(frames.OUT, b"5\n")
+            warden.ended("exit", code=0)
+
+    def judge(warden: Warden) -> None:
+        for _ in range(2):
+            warden.until(frames.BODY)
+            done = frames.pack(frames.DONE, b'["sandbox_error","no check"]')
+            ended = {"why": "exit", "code": 0, "left": 0, "peak": 1, "oom": False, "unclean": None}
+            warden.raw(frames.pack(frames.DATA, done) + frames.pack(frames.ENDED, json.dumps(ended).encode()))
+
+    pair = stage.link("candidate", candidate), stage.link("judge", judge)
+    job = Job("", StdioTests((Case("", "5"),), "custom", "def check(a, b, c): return True"), time_s=5.0)
+    for _ in range(2):
+        outcome = run_job(*pair, job, Limits(time_s=5.0))
+        assert (outcome.status, outcome.reason) == ("sandbox_error", "no check")

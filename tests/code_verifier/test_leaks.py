@@ -73,8 +73,8 @@ def test_hostile_programs_leave_nothing(code_config: CodeConfig) -> None:
         label = f"{POOL_LABEL}={pool._stock.plan.pool}"
         volumes = len(client.volumes.list())
         threads = fds = 0
-        for _ in range(2):
-            # The first round fills what is kept for later: each client keeps a few connections to the engine.
+        for _ in range(3):
+            # The first rounds fill what is kept for later: each client keeps a few connections to the engine.
             threads, fds = psutil.Process().num_threads(), descriptors()
             jobs = {name: Job(source, GOOD.tests) for name, source in HOSTILE.items()}
             futures = {name: [pool.submit(job), pool.submit(GOOD)] for name, job in jobs.items()}
