@@ -82,10 +82,13 @@ class Program:
     name: str
     source: str
     tests: str
+    entry_point: str
+    prompt: str
 
     @property
     def job(self) -> Job:
-        return Job(self.source, AssertTests(self.tests))
+        """What the service makes of a completion and its problem."""
+        return Job(self.source, AssertTests(self.tests, self.entry_point, self.prompt))
 
     @property
     def script(self) -> str:
@@ -99,7 +102,8 @@ def humaneval() -> list[Program]:
     with gzip.open(SHARED / "datasets" / "humaneval" / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as lines:
         for row in map(json.loads, lines):
             tests = f"{row['test']}\ncheck({row['entry_point']})\n"
-            programs.append(Program(row["task_id"], row["prompt"] + row["canonical_solution"], tests))
+            source = row["prompt"] + row["canonical_solution"]
+            programs.append(Program(row["task_id"], source, tests, row["entry_point"], row["prompt"]))
     return programs
 
 

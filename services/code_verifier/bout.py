@@ -12,9 +12,11 @@ from code_verifier.inside import frames
 from code_verifier.job import CodeStatus, Job, Limits, Outcome, TestOutcome
 from code_verifier.link import Ended, Link, Output, wait
 
-GRACE_S = 8.0
+GRACE_S = 15.0
 """How long a warden may take to kill, empty and report before its container counts as broken."""
 JUDGE_EXTRA_S = 0.25
+LEAVING_S = 1.0
+"""How long a judge that is done may take to leave before it is ended."""
 OUT_OF_TURN = "the program spoke on the verifier's channel, out of turn"
 
 
@@ -109,12 +111,15 @@ class Bout:
             self.peak,
         )
 
-    def finish(self, link: Link) -> Ended:
-        """End a run if it has not ended; the warden's account."""
-        link.kill()
-        deadline = time.monotonic() + GRACE_S
+    def finish(self, link: Link, leaving_s: float = 0.0) -> Ended:
+        """End a run if it has not ended; the warden's account. Its child is given ``leaving_s`` to leave by itself."""
+        if not leaving_s:
+            link.kill()
+        deadline = time.monotonic() + (leaving_s or GRACE_S)
         while True:
             wait((link,), deadline)
+            if not link.has_event and leaving_s:
+                return self.finish(link)
             if not link.has_event:
                 raise link.broken(f"not idle within {GRACE_S:g} s")
             event = link.next()

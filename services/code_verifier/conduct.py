@@ -15,7 +15,7 @@ import signal
 import time
 from typing import Any
 
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, OUT_OF_TURN, Bout, said_of_failure
+from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, LEAVING_S, OUT_OF_TURN, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import AssertTests, CallTests, CodeStatus, Job, Limits, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Event, Link, Message, Output, SandboxBroken, wait
@@ -41,9 +41,11 @@ class Conversation(Bout):
         super().__init__(candidate, judge, job, limits)
         self.loaded = False
         self.imports: bytes | None = None
+        self.opening: Message | None = None
         self.stack: list[Link] = []
         self.speaker: Link | None = None
         self.asked = False
+        self.done = False
         self.test_started = self.started
 
     def run(self, tests: AssertTests | CallTests) -> Outcome:
@@ -69,7 +71,7 @@ class Conversation(Bout):
                     break
         for link in links:
             if link not in ends:
-                ends[link] = self.finish(link)
+                ends[link] = self.finish(link, LEAVING_S if self.done and link is self.judge else 0.0)
         ended = ends[self.candidate]
         self.peak = ended.peak
         status, reason = found
@@ -107,6 +109,9 @@ class Conversation(Bout):
         if event.kind in {frames.ASK, frames.ANSWER}:
             return self._relay(link, event)
         if link is self.judge:
+            if event.kind == frames.OPENING and self.imports is None and self.opening is None:
+                self.opening = Message(frames.ASK, event.payload)
+                return None
             return self._from_judge(event)
         if self.loaded:
             return self._violation()
@@ -129,9 +134,12 @@ class Conversation(Bout):
     def _go(self) -> None:
         if self.loaded and self.imports is not None:
             self.candidate.tell(frames.GO, self.imports)
-            self.judge.tell(frames.GO, b"")
             self.speaker = self.judge
             self.test_started = time.monotonic()
+            if self.opening is None:
+                self.judge.tell(frames.GO, b"")
+            else:
+                self._relay(self.judge, self.opening)
 
     def _relay(self, link: Link, message: Message) -> tuple[CodeStatus, str] | None:
         other = self.candidate if link is self.judge else self.judge
@@ -168,6 +176,7 @@ class Conversation(Bout):
                 self.test_started = time.monotonic()
                 return None
             if message.kind == frames.DONE:
+                self.done = True
                 status, reason = what
                 if status is not None:
                     return status, str(reason)
@@ -184,6 +193,8 @@ class Conversation(Bout):
     def _tests_hang(self) -> bool:
         # A program that takes most of the time to load must not be able to make the tests seem slow.
         loading = self.test_started - self.started
+        if self.loaded and self.imports is None:
+            return True
         return self.speaker is self.judge and not self.asked and loading < min(self.time_s, self.limits.job_s) / 4
 
     def _ended(self, link: Link, ended: Ended) -> tuple[CodeStatus, str]:

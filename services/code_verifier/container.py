@@ -38,6 +38,35 @@ WRITABLE, SHARED_MEMORY = "/tmp", "/dev/shm"  # noqa: S108 - inside the containe
 OVERHEAD_BYTES = 64 << 20
 """Memory of a container beyond a program's own: the warden, and the kernel's for both."""
 SHM_BYTES = 16 << 20
+_COUNTS = {
+    "memory": (
+        *("max_usage_in_bytes", "failcnt", "memsw.max_usage_in_bytes", "memsw.failcnt", "kmem.max_usage_in_bytes"),
+        *("kmem.failcnt", "kmem.tcp.max_usage_in_bytes", "kmem.tcp.failcnt", "stat", "numa_stat", "peak", "swap.peak"),
+        *("pressure", "swap.events", "zswap.current"),
+    ),
+    "cpuacct": (
+        *("usage", "usage_all", "usage_percpu", "usage_percpu_sys", "usage_percpu_user", "usage_sys", "usage_user"),
+        "stat",
+    ),
+    "cpu": ("stat", "pressure"),
+    "pids": ("events", "peak"),
+    "io": ("stat", "pressure"),
+}
+MASKED = (
+    # Docker's own list, which this one replaces.
+    *("/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
+    *("/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware"),
+    "/sys/devices/virtual/powercap",
+    # What control groups count, of either version: one program would read there what the last one used.
+    *("/sys/fs/cgroup/blkio", "/sys/fs/cgroup/hugetlb", "/sys/fs/cgroup/perf_event", "/sys/fs/cgroup/cgroup.stat"),
+    *(
+        f"/sys/fs/cgroup/{folder}{kind}.{name}"
+        for kind, names in _COUNTS.items()
+        for name in names
+        for folder in ("", f"{kind}/", *(("cpu,cpuacct/",) if kind.startswith("cpu") else ()))
+    ),
+)
+"""Files that a container does not see; those that there are not are nobody's trouble."""
 INODES = 16_384
 
 
@@ -122,6 +151,7 @@ def container_config(plan: Plan, role: Role, serial: int) -> dict[str, Any]:
         "Tmpfs": {WRITABLE: f"{tmpfs}{limits.tmpfs_bytes}", SHARED_MEMORY: f"{tmpfs}{SHM_BYTES}"},
         # An IPC namespace of its own, without Docker's /dev/shm: the one above has a bound on files.
         "IpcMode": "none",
+        "MaskedPaths": list(MASKED),
         "CapDrop": ["ALL"],
         "CapAdd": [],
         "Privileged": False,

@@ -3,15 +3,16 @@
 What counts, in order:
 
 1. ``<think>`` blocks are left out, unfinished ones to the end of the text.
-2. Blocks in fences (or tags that stand in for them), Python or untagged: for tests that name an entry point, the last
-   closed block that parses and defines it, a definition before an import; for whole programs, the last closed block
-   that parses and reads or writes. Blocks left open follow by the same rule.
+2. Blocks in fences (or tags that stand in for them), Python or untagged, that parse: for tests that name an entry
+   point, the last that defines it, a function before another value before a stand-in; for whole programs, the last that
+   reads and writes, or else writes, or else reads, what lacks names last of all. Closed blocks go before open ones.
 3. Code outside of fences, prose around it dropped, where no block does.
 4. The last Python block that parses, else the last one.
 
 Where the completion continues a prompt (``CodeTests.prompt``), a body alone is put behind the prompt, and a whole
 function behind the prompt's imports and helpers; what the completion defines itself wins. Names that a chosen block
-uses and does not define are taken from earlier blocks. Code is never repaired.
+uses and does not define are taken from earlier blocks, functions and classes from later ones too. Code is never
+repaired.
 
 All of it is linear in the length of the text.
 """
@@ -32,12 +33,12 @@ from code_verifier.extract_source import (
     binds,
     dedented,
     defines,
-    does_output,
     first_line,
     free_names,
     is_program,
     lines_of,
     seems_to_define,
+    wholeness,
 )
 from code_verifier.extract_text import first_turn, from_json, normal, without_thoughts
 
@@ -76,7 +77,7 @@ class _Extractor:
         answers = list(_ANSWER.finditer(text))
         if answers and depth == 0:
             program = self.extract(answers[-1]["text"], 1)
-            if program is not None and (self._fits(program.source) or "```" in answers[-1]["text"]):
+            if program is not None and (self._fits(program.source) or self._is_broken(program, answers[-1]["text"])):
                 return program
         blocks = fenced(text, self.parser)
         for kind, found in (("fence", blocks), ("tag", [] if blocks else tagged(text))):
@@ -84,6 +85,10 @@ class _Extractor:
             if program is not None:
                 return program
         return self._unfenced(text, depth) if not _usable(blocks) else None
+
+    def _is_broken(self, program: Program, answer: str) -> bool:
+        """Whether an answer is a block of code that does not parse, and not a usage or an example that does."""
+        return "```" in answer and self.parser.parse(program.source) is None
 
     # -- blocks
 
@@ -155,6 +160,8 @@ class _Extractor:
             variants.append(dedented(code))
         if has_entities(code):
             variants.append(unescaped(code))
+        if "\u00a0" in code:
+            variants.append(code.replace("\u00a0", " "))
         if "\\n" in code and "\n" not in code.strip():
             variants.append(code.replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t"))
         for variant in variants:
@@ -182,13 +189,15 @@ class _Extractor:
         if found.tree is None:
             return 0
         if self.entry is None:
-            return 1 if is_program(found.tree) and does_output(found.code) else 0
-        return 2 if found.body else defines(found.tree, self.entry)
+            return wholeness(found.tree)
+        return 3 if found.body else defines(found.tree, self.entry)
 
     def _choose(self, candidates: Sequence[_Found]) -> int | None:
-        for closed, rank in ((True, 2), (False, 2), (True, 1), (False, 1)):
+        ranks = [self._rank(candidate) for candidate in candidates]
+        best = max(ranks, default=0)
+        for closed in (True, False) if best else ():
             for number in range(len(candidates) - 1, -1, -1):
-                if candidates[number].closed == closed and self._rank(candidates[number]) == rank:
+                if candidates[number].closed == closed and ranks[number] == best:
                     return number
         if self.entry is not None:
             # What is too long to be parsed here, or does not parse, may still be what was meant.
@@ -211,19 +220,20 @@ class _Extractor:
         chosen = candidates[number]
         if chosen.body:
             return Program(chosen.code, "continuation")
-        earlier = self._missing(chosen, candidates[:number])
-        return Program(self._place(earlier + chosen.code), kind)
+        lacking = self._missing(chosen, candidates[:number], candidates[number + 1 :])
+        return Program(self._place(lacking + chosen.code), kind)
 
-    def _missing(self, chosen: _Found, earlier: Sequence[_Found]) -> str:
-        """Definitions of earlier blocks that the chosen one uses and lacks."""
-        if chosen.tree is None or self.entry is None or not earlier:
+    def _missing(self, chosen: _Found, earlier: Sequence[_Found], later: Sequence[_Found]) -> str:
+        """Definitions of earlier blocks that the chosen one uses and lacks; functions and classes of later ones too."""
+        if chosen.tree is None:
             return ""
         wanted = free_names(chosen.tree)
         taken: list[str] = []
-        for block in reversed(earlier):
+        for block, before in [*((block, True) for block in reversed(earlier)), *((block, False) for block in later)]:
             for statement in reversed(block.tree.body if block.tree is not None and not block.body else []):
                 names = binds(statement)
-                if wanted & names and self.entry not in names:
+                helps = before or isinstance(statement, ast.FunctionDef | ast.ClassDef)
+                if helps and wanted & names and self.entry not in names:
                     taken.append(lines_of(block.code, statement))
                     wanted = (wanted - names) | free_names(ast.Module([statement], []))
         return "".join(f"{part}\n" for part in reversed(taken))

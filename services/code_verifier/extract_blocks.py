@@ -59,7 +59,7 @@ _PYTHON: Final = (
     "python py python2 python3 py2 py3 pycon pytb ipython ipython3 python-repl pyi cpython sage "
     "python_code python-code pythonscript"
 )
-_TEXT: Final = "text txt plaintext plain"
+_TEXT: Final = "text txt plaintext plain pseudocode pseudo algorithm"
 _MARKDOWN: Final = "markdown md mdx"
 _OTHER: Final = (
     "bash sh shell zsh console terminal cmd powershell ps1 bat output stdout stderr input stdin log traceback json "
@@ -279,7 +279,8 @@ def has_entities(code: str) -> bool:
 
 def unescaped(code: str) -> str:
     """The code with HTML character references resolved."""
-    return html.unescape(code).replace("\u00a0", " ")
+    # One by one: what else looks like a reference may hold more digits than Python takes for a number.
+    return _ENTITY.sub(lambda found: html.unescape(found[0]), code).replace("\u00a0", " ")
 
 
 def transcript_code(code: str) -> str | None:
@@ -288,5 +289,5 @@ def transcript_code(code: str) -> str | None:
     first = next((line.strip() for line in lines if line.strip()), "")
     if not re.match(r">>>(?: |$)|In \[\d*\]: ", first):
         return None
-    kept = (re.match(r"[ \t]*(?:>>>|\.\.\.|In \[\d*\]:|\s*\.{3,}:)(?: (.*)|$)", line) for line in lines)
+    kept = (re.match(r"[ \t]*+(?:>>>|\.\.\.|In \[\d*\]:|\.{3,}:)(?: (.*)|$)", line) for line in lines)
     return "\n".join(found[1] or "" for found in kept if found) + "\n"

@@ -78,15 +78,17 @@ def looks_like_code(line: str) -> bool:
 
 
 def top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the module is loaded, those inside ``if``, ``try``, ``with`` and loops too."""
-    for statement in body:
+    """Statements that run when the module is loaded, those inside ``if``, ``try``, ``with``, loops and so on too."""
+    # Without recursion: a chain of ``elif`` is as deep as it is long.
+    waiting = list(body)[::-1]
+    while waiting:
+        statement = waiting.pop()
         yield statement
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from top_level(getattr(statement, name, ()))
-        for handler in getattr(statement, "handlers", ()):
-            yield from top_level(handler.body)
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = [part for name in ("body", "orelse", "finalbody") for part in getattr(statement, name, ())]
+            inner += [part for handler in getattr(statement, "handlers", ()) for part in handler.body]
+            inner += [part for case in getattr(statement, "cases", ()) for part in case.body]
+            waiting += inner[::-1]
 
 
 def binds(statement: ast.stmt) -> set[str]:
@@ -111,24 +113,42 @@ def _stored(target: ast.expr) -> Iterator[str]:
 
 
 def defines(tree: ast.Module, name: str) -> int:
-    """How ``name`` is bound at the top level: 2 by a definition or assignment, 1 by an import or a stub alone, 0 not at
-    all."""
-    found = 0
-    for statement in top_level(tree.body):
-        if name in binds(statement):
-            weak = isinstance(statement, ast.Import | ast.ImportFrom) or _is_stub(statement)
-            found = max(found, 1 if weak else 2)
-    return found
-
-
-def _is_stub(statement: ast.stmt) -> bool:
-    """Whether it is a function whose body was left out."""
-    if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
-    return all(
-        isinstance(item, ast.Pass) or (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))
-        for item in statement.body
+    """How ``name`` is bound at the top level: 3 as a function or class, 2 as another value, 1 by what stands in for it
+    (an import, a stub, a constant) or uses it (``total = total(xs)``), 0 not at all."""
+    return max(
+        (_definition(statement, name) for statement in top_level(tree.body) if name in binds(statement)), default=0
     )
+
+
+def _definition(statement: ast.stmt, name: str) -> int:
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return 1 if _is_stub(statement) else 3
+        case ast.ClassDef():
+            return 3
+        case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
+            if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(value)):
+                return 1
+            if isinstance(value, ast.Lambda | ast.Attribute | ast.Name):
+                return 3
+            return 1 if isinstance(value, ast.Constant) else 2
+    return 1
+
+
+def _is_stub(statement: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it is a function whose body was left out."""
+    return all(_is_nothing(item) for item in statement.body)
+
+
+def _is_nothing(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Pass() | ast.Expr(ast.Constant()):
+            return True
+        case ast.Return(ast.Constant(value)):
+            return value is ...
+        case ast.Raise(ast.Name("NotImplementedError") | ast.Call(ast.Name("NotImplementedError"))):
+            return True
+    return False
 
 
 def seems_to_define(source: str, name: str) -> bool:
@@ -152,9 +172,22 @@ def is_program(tree: ast.Module) -> bool:
     return any(has_effect(statement) for statement in tree.body)
 
 
-def does_output(source: str) -> bool:
-    """Whether a program seems to read or write: the mark of a whole program among snippets."""
-    return re.search(r"\b(?:print|input|stdin|stdout|open)\b", source) is not None
+_READING: Final = frozenset(("input", "stdin", "open", "fileinput"))
+_WRITING: Final = frozenset(("print", "pprint", "stdout", "write", "writelines"))
+
+
+def wholeness(tree: ast.Module) -> int:
+    """How much a snippet looks like a whole program: 4 reads and writes, 3 writes, 2 reads, 1 is in want of names that
+    it does not define (a usage of what stands elsewhere), 0 neither reads nor writes."""
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    reads, writes = bool(used & _READING), bool(used & _WRITING)
+    if not (reads or writes) or not is_program(tree):
+        return 0
+    aliases = (node for node in ast.walk(tree) if isinstance(node, ast.alias))
+    if free_names(tree) and not any(alias.name == "*" for alias in aliases):
+        return 1
+    return 1 + reads + 2 * writes
 
 
 def free_names(tree: ast.Module) -> set[str]:

@@ -138,8 +138,7 @@ class Link:
         self._deaf = False
         # Nothing is taken for this run's until the warden says that it was idle before it.
         self._nonce = secrets.token_hex(16)
-        self._queue(frames.PING, bytes.fromhex(self._nonce))
-        self._queue(frames.JOB, json.dumps({"role": role, **settings}).encode())
+        self._queue(frames.JOB, json.dumps({"role": role, "nonce": self._nonce, **settings}).encode())
         self.tell(frames.BODY, json.dumps(body).encode())
 
     def tell(self, kind: int, payload: bytes) -> None:

@@ -41,7 +41,18 @@ DOCKER_FILES = {"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
 # File systems that show nothing of the host's disks.
 PSEUDO = {"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2"}
 ENVIRONMENT = {"HOME", "HOSTNAME", "LANG", "LC_ALL", "LC_CTYPE", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED"}
-ENVIRONMENT |= {"PYTHONIOENCODING", "PYTHONUTF8", "PYTHONUNBUFFERED", "PWD", "TMPDIR", "TERM", "USER", "LOGNAME", "TZ"}
+ENVIRONMENT |= {
+    "PYTHONIOENCODING",
+    "PYTHONUTF8",
+    "PYTHONUNBUFFERED",
+    "PWD",
+    "TMPDIR",
+    "MALLOC_ARENA_MAX",
+    "TERM",
+    "USER",
+    "LOGNAME",
+    "TZ",
+}
 DEVICES = {"core", "fd", "full", "fuse", "mqueue", "net", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin"}
 DEVICES |= {"stdout", "tty", "urandom", "zero"}
 WRITABLE = {"/tmp", "/dev/shm"}  # noqa: S108 - inside the container

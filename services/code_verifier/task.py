@@ -59,7 +59,11 @@ def make_task(tests: CodeTests, text: str, *, stop_at_first_failure: bool = True
     start = time.perf_counter()
     checked = read_tests(tests)
     entry_point = None if tests.kind == "stdio" else tests.entry_point or called_name(tests.source)
-    program = extract(text, entry_point=entry_point, prompt=tests.prompt)
+    try:
+        program = extract(text, entry_point=entry_point, prompt=tests.prompt)
+    except (RecursionError, MemoryError, ValueError):
+        # Text that is too much for a search in it is no reason for the verifier to end, which would meet it again.
+        program = None
     seconds = time.perf_counter() - start
     if program is None:
         return Task(None, None, "", seconds)

@@ -10,7 +10,7 @@ import json
 import time
 
 from code_verifier import checkers
-from code_verifier.bout import GRACE_S, JUDGE_EXTRA_S, OUT_OF_TURN, Bout, said_of_failure
+from code_verifier.bout import GRACE_S, OUT_OF_TURN, Bout, said_of_failure
 from code_verifier.inside import frames
 from code_verifier.job import Case, CodeStatus, Outcome, StdioTests, TestOutcome
 from code_verifier.link import Ended, Message, Output, SandboxBroken, wait
@@ -19,20 +19,21 @@ from code_verifier.link import Ended, Message, Output, SandboxBroken, wait
 class WholePrograms(Bout):
     """Whole-program runs."""
 
+    checking = False
+    """Whether a checker was begun whose end has not been heard of, though it may be over."""
+
     def run(self, tests: StdioTests) -> Outcome:
         """Every case on a fresh process."""
         found: tuple[CodeStatus, str] = ("passed", "")
         if not tests.cases:
             found = ("sandbox_error", "there are no tests")
-        checking = False
         try:
             for case in tests.cases:
                 begun = time.monotonic()
                 status, reason, output = self._case(case)
                 if status == "passed":
                     if tests.checker == "custom":
-                        status, reason = self._custom(tests, case, output, checking)
-                        checking = self.judge.running
+                        status, reason = self._custom(tests, case, output)
                     else:
                         why = checkers.check(tests.checker, output, case.expected)
                         if why is not None:
@@ -43,7 +44,7 @@ class WholePrograms(Bout):
                     if self.job.stop_at_first_failure or status in {"syntax_error", "sandbox_error"}:
                         break
         finally:
-            if self.judge.running:
+            if self.checking:
                 self.finish(self.judge)
         return self.outcome(*found)
 
@@ -89,11 +90,14 @@ class WholePrograms(Bout):
             reason = f"exit code {event.code}"
         return status, reason, b""
 
-    def _custom(self, tests: StdioTests, case: Case, output: bytes, checking: bool) -> tuple[CodeStatus, str]:
+    def _custom(self, tests: StdioTests, case: Case, output: bytes) -> tuple[CodeStatus, str]:
         judge = self.judge
-        if not checking:
+        if not self.checking:
             body = {"kind": "checker", "source": tests.checker_source or "", "stop": False}
-            judge.begin("judge", body, self.settings(max(1.0, self._left()) + JUDGE_EXTRA_S))
+            # Longer than the programs may take, with all that is swept up after them: each answer is waited for by
+            # itself, and a checker that has no time left would look like one that is broken.
+            judge.begin("judge", body, self.settings(self.limits.job_s + 2 * (GRACE_S + self.time_s)))
+            self.checking = True
             answer = self._from_checker()
             if answer.kind != frames.READY:
                 return self._refusal(answer)
@@ -116,7 +120,7 @@ class WholePrograms(Bout):
         try:
             answer = self._ask(case, case.expected, control=True)
         except SandboxBroken as error:
-            if self.judge.running:
+            if self.checking:
                 raise
             return "sandbox_error", f"on the expected output: {error.why}"
         if answer.kind != frames.TEST:
@@ -135,12 +139,14 @@ class WholePrograms(Bout):
         while True:
             wait((self.judge,), deadline)
             if not self.judge.has_event:
+                self.checking = False
                 self.finish(self.judge)
                 return Message(0, b"")
             event = self.judge.next()
             if isinstance(event, Message):
                 return event
             if isinstance(event, Ended):
+                self.checking = False
                 if event.why == "time":
                     return Message(0, b"")
                 raise SandboxBroken("judge", f"the checker's child died: {self.limit_of(event)[1]}")

@@ -23,6 +23,11 @@ TEXT_LIMIT = 2000
 """Longest text that a verdict quotes, in characters."""
 
 
+def _quoted(text: str) -> str:
+    """Text that a program may have made: half a surrogate pair in it cannot be written, and must cost no verdict."""
+    return text[:TEXT_LIMIT].encode("utf-8", "replace").decode()
+
+
 def make_verdict(
     completion: Completion,
     *,
@@ -58,11 +63,11 @@ def make_verdict(
         sampling=completion.sampling,
         status=status,
         reward=reward,
-        reason=reason[:TEXT_LIMIT],
-        extracted=None if extracted is None else extracted[:TEXT_LIMIT],
+        reason=_quoted(reason),
+        extracted=None if extracted is None else _quoted(extracted),
         gold=completion.reference,
         stage=stage,
-        detail=None if detail is None else detail[:TEXT_LIMIT],
+        detail=None if detail is None else _quoted(detail),
         verifier=verifier,
         verifier_version=__version__,
         engine=completion.engine,
@@ -101,7 +106,7 @@ def lost_verdict(record: RawRecord, error: Exception, *, verifier: str, kind: Pr
         completion_token_ids=b"",
         logprobs=b"",
         status="error",
-        reason=f"the completion cannot be used: {error}"[:TEXT_LIMIT],
+        reason=_quoted(f"the completion cannot be used: {error}"),
         verifier=verifier,
         verifier_version=__version__,
         verified_at_ms=now_ms(),

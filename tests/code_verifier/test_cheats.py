@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cheats import CHEATS, HONEST, RIGHT, Program
 
+from code_verifier.config import CodeConfig
 from code_verifier.job import AssertTests, CallTests, Case, Job, Outcome, StdioTests
 from code_verifier.pool import SandboxPool
 
@@ -256,3 +257,31 @@ def test_nothing_of_one_program_is_in_the_memory_of_the_next(shared_pool: Sandbo
         assert shared_pool.run(left).status == "passed"
         outcome = shared_pool.run(search)
         assert outcome.status == "passed", outcome
+
+
+LITTERS = """
+import os, time
+n = int(input())
+print(n, flush=True)
+if n == 2:
+    begun = time.time()
+    for root in ("/tmp", "/dev/shm"):
+        os.chdir(root)
+        try:
+            for i in range(90):
+                os.mkdir(f"d{i}")
+                for j in range(90):
+                    os.mkdir(f"d{i}/e{j}")
+                    os.mkdir(f"d{i}/e{j}/f")
+        except OSError:
+            pass
+    time.sleep(max(0, 3.8 - (time.time() - begun)))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_litter_near_the_jobs_end_is_no_checkers_fault(code_config: CodeConfig) -> None:
+    checker = "def check(input, output, expected):\n    return int(output) == int(expected)\n"
+    tests = StdioTests((Case("1", "1"), Case("2", "4")), "custom", checker)
+    with SandboxPool(code_config.model_copy(update={"workers": 1, "job_limit_s": 4.0})) as pool:
+        assert pool.run(Job(LITTERS, tests, time_s=60.0)).status in {"wrong_answer", "time_limit"}

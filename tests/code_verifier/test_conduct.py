@@ -66,9 +66,10 @@ class Warden:
             for kind, payload in self._warden.feed(data):
                 if kind == frames.DATA:
                     self._heard += [("message", k, p) for k, p in self._child.feed(payload)]
-                elif kind == frames.PING:
-                    self.frame(frames.PING, json.dumps({"nonce": payload.hex(), "idle": self.idle}).encode())
                 else:
+                    if kind == frames.JOB:
+                        begun = {"nonce": json.loads(payload)["nonce"], "idle": self.idle}
+                        self.frame(frames.PING, json.dumps(begun).encode())
                     self._heard.append(("frame", kind, payload))
         return self._heard.pop(0)
 
@@ -152,7 +153,7 @@ def judging(warden: Warden) -> None:
     warden.until(frames.ANSWER)
     warden.say(frames.TEST, b'[0,"passed","",0.1]')
     warden.say(frames.DONE, b'[null,""]')
-    warden.obey()
+    warden.ended("exit", code=0)
 
 
 def waiting(warden: Warden) -> None:
@@ -465,7 +466,7 @@ def test_large_messages_pass_both_ways(stage: Stage) -> None:
         warden.say(frames.ASK, b"x" * size)
         seen.append(len(warden.until(frames.ANSWER)))
         warden.say(frames.DONE, b'["wrong_answer","no"]')
-        warden.obey()
+        warden.obey()  # one that does not leave by itself is ended
 
     assert stage.run(candidate, judge, JOB, Limits(time_s=10.0)).status == "wrong_answer"
     assert seen == [size, size]
@@ -490,7 +491,7 @@ def test_callbacks_keep_turns(stage: Stage) -> None:
         warden.until(frames.ANSWER)
         warden.say(frames.TEST, b'[0,"passed","",0.1]')
         warden.say(frames.DONE, b'[null,""]')
-        warden.obey()
+        warden.ended("exit", code=0)
 
     assert stage.run(candidate, judge).status == "passed"
 
@@ -648,3 +649,82 @@ def test_hello_that_does_not_come() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(SandboxBroken, match="no sign of life"):
         Link(ours, "candidate").hello(0.05)
+
+
+def test_first_request_goes_along_with_go(stage: Stage) -> None:
+    def candidate(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY)
+        assert warden.hear()[1:] == (frames.GO, b"[]")
+        assert warden.hear()[1:] == (frames.ASK, b"first")
+        warden.say(frames.ANSWER, b"1")
+        warden.obey()
+
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.OPENING, b"first")
+        warden.say(frames.READY, b"[]")
+        assert warden.hear()[1:] == (frames.ANSWER, b"1")
+        warden.say(frames.TEST, b'[0,"passed","",0.1]')
+        warden.say(frames.DONE, b'[null,""]')
+        warden.ended("exit", code=0)
+
+    assert stage.run(candidate, judge).status == "passed"
+
+
+@pytest.mark.parametrize("kinds", [(frames.OPENING, frames.OPENING), (frames.READY, frames.OPENING)])
+def test_first_request_out_of_turn(stage: Stage, kinds: tuple[int, int]) -> None:
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        for kind in kinds:
+            warden.say(kind, b"[]")
+        warden.obey()
+
+    with pytest.raises(SandboxBroken, match="out of turn"):
+        stage.run(waiting, judge)
+
+
+def test_first_request_is_the_judges_only(stage: Stage) -> None:
+    def candidate(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.OPENING, b"first")
+        warden.obey()
+
+    assert "out of turn" in stage.run(candidate, waiting).reason
+
+
+def test_tests_that_are_not_ready_in_time_are_at_fault(stage: Stage) -> None:
+    def candidate(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.say(frames.READY)
+        warden.ended("time")
+
+    def judge(warden: Warden) -> None:
+        warden.until(frames.BODY)
+        warden.obey()
+
+    outcome = stage.run(candidate, judge)
+    assert (outcome.status, "by themselves" in outcome.reason) == ("sandbox_error", True)
+
+
+def test_checker_that_is_over_leaves_nothing_for_the_next_run(stage: Stage) -> None:
+    """Its last words and its end come together: both are heard before the judge is used again."""
+
+    def candidate(warden: Warden) -> None:
+        for _ in range(2):
+            warden.until(frames.BODY)
+            warden.frame(frames.OUT, b"5\n")
+            warden.ended("exit", code=0)
+
+    def judge(warden: Warden) -> None:
+        for _ in range(2):
+            warden.until(frames.BODY)
+            done = frames.pack(frames.DONE, b'["sandbox_error","no check"]')
+            ended = {"why": "exit", "code": 0, "left": 0, "peak": 1, "oom": False, "unclean": None}
+            warden.raw(frames.pack(frames.DATA, done) + frames.pack(frames.ENDED, json.dumps(ended).encode()))
+
+    pair = stage.link("candidate", candidate), stage.link("judge", judge)
+    job = Job("", StdioTests((Case("", "5"),), "custom", "def check(a, b, c): return True"), time_s=5.0)
+    for _ in range(2):
+        outcome = run_job(*pair, job, Limits(time_s=5.0))
+        assert (outcome.status, outcome.reason) == ("sandbox_error", "no check")

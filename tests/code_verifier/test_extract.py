@@ -281,6 +281,8 @@ ADVERSARIAL = {
     "assignments": "a = 1\n" * 160_000,
     "prose": "the quick brown fox, jumped. " * 35_000,
     "defs": "def add(a, b):\n" * 66_000,
+    "a transcript and blanks": "```python\n>>> x\n" + " " * 1_000_000 + "x\n```",
+    "a transcript and dots": "```python\n>>> x\n" + "." * 1_000_000 + "x\n```",
     "long line": "a" * 1_000_000 + "```",
     "indented": "    x = 1\n\n" * 90_000,
     "entities": "&lt;" * 250_000,
@@ -319,3 +321,98 @@ def test_any_text_gives_a_program_or_none(parts: list[str], prompt: str | None) 
     for entry in ("add", None):
         program = extract("".join(parts), entry_point=entry, prompt=prompt)
         assert program is None or program.source.strip()
+
+
+def test_chain_of_elif_is_no_depth() -> None:
+    """It is as deep as it is long in the tree, and CPython runs it all the same."""
+    chain = "if 0: pass\n" + "elif 0: pass\n" * 2400
+    program = extract(f"```python\ndef f(x): return 2\n{chain}\n```", entry_point="f", prompt="def f(x):\n")
+    assert program is not None
+    assert "def f" in program.source
+
+
+def test_names_bound_in_a_match_are_seen() -> None:
+    text = "```python\nmatch 1:\n    case 1:\n        def f(x): return 2\n```\n```python\nf = 3\nraise SystemExit\n"
+    program = extract(text, entry_point="f")
+    assert program is not None
+    assert "def f" in program.source
+
+
+BLOCK = "```python\n{}\n```\n"
+READS = "n = int(input())\nprint(n * n)"
+SOLVES = "def solve(n): return n * n\nprint(solve(int(input())))"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "wanted"),
+    [
+        pytest.param([SOLVES, "print(solve(5))"], SOLVES, id="then a usage"),
+        pytest.param([READS, "input = 5\noutput = 25"], READS, id="then an example in words"),
+        pytest.param([READS, "n = int(input())", "print(n * n)"], READS, id="then each line explained"),
+        pytest.param([SOLVES, "assert solve(2) == 4\nprint('All tests passed')"], SOLVES, id="then tests"),
+        pytest.param(
+            [READS, "import subprocess\nprint(subprocess.run(['python3', 'main.py']))"], READS, id="then a run"
+        ),
+        pytest.param(["print(1)", "print(2)"], "print(2)", id="two programs"),
+        pytest.param(
+            ["def g(x):\n    return x * x", "print(g(int(input())))"],
+            "def g(x):\n    return x * x\nprint(g(int(input())))",
+            id="the function, then the program",
+        ),
+    ],
+)
+def test_whole_program_among_blocks(blocks: list[str], wanted: str) -> None:
+    program = extract("\n".join(map(BLOCK.format, blocks)))
+    assert program is not None
+    assert program.source == wanted + "\n"
+
+
+DEFINES = "def f(x):\n    return x + 1"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "wanted"),
+    [
+        pytest.param([DEFINES, "f = f(3)\nprint(f)"], DEFINES, id="usage under the same name"),
+        pytest.param([DEFINES, "for x in (1,):\n    f = f(x)"], DEFINES, id="usage in a loop"),
+        pytest.param([DEFINES, "import functools\nf = functools.lru_cache(None)(f)"], DEFINES, id="wrapped"),
+        pytest.param([DEFINES, "from unittest.mock import Mock\nf = Mock(return_value=3)"], DEFINES, id="replaced"),
+        pytest.param([DEFINES, "try:\n    from a import f\nexcept ImportError:\n    f = None"], DEFINES, id="imported"),
+        pytest.param([DEFINES, "def f(x):\n    raise NotImplementedError"], DEFINES, id="stub that raises"),
+        pytest.param(
+            [DEFINES, "def f(x):\n    'Doc.'\n    raise NotImplementedError('x')"], DEFINES, id="stub with text"
+        ),
+        pytest.param([DEFINES, "def f(x):\n    return ..."], DEFINES, id="stub that returns"),
+        pytest.param([DEFINES, "f = lambda x: x + 2"], "f = lambda x: x + 2", id="then as a lambda"),
+        pytest.param([DEFINES, "def f(x):\n    return None"], "def f(x):\n    return None", id="then another"),
+        pytest.param(
+            ["def f(x):\n    return g(x)", "def g(x):\n    return x"],
+            "def g(x):\n    return x\ndef f(x):\n    return g(x)",
+            id="then its helper",
+        ),
+    ],
+)
+def test_definition_among_blocks(blocks: list[str], wanted: str) -> None:
+    program = extract("\n".join(map(BLOCK.format, blocks)), entry_point="f")
+    assert program is not None
+    assert program.source == wanted + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        pytest.param(BLOCK.format(DEFINES) + "<answer>\n" + BLOCK.format("f(1)") + "</answer>", DEFINES, id="usage"),
+        pytest.param(
+            BLOCK.format(DEFINES) + "<answer>\n" + BLOCK.format("def f(x:") + "</answer>", "def f(x:", id="bad"
+        ),
+        pytest.param(BLOCK.format(DEFINES) + "```pseudocode\nf = 5\n```", DEFINES, id="pseudocode"),
+        pytest.param(BLOCK.format(DEFINES.replace("    ", "\u00a0" * 4)), DEFINES, id="blanks that do not break"),
+        pytest.param(
+            BLOCK.format("x &lt; &#" + "9" * 5000 + ";"), "x &lt; &#" + "9" * 5000 + ";", id="a long reference"
+        ),
+    ],
+)
+def test_what_is_not_the_program(text: str, wanted: str) -> None:
+    program = extract(text, entry_point="f")
+    assert program is not None
+    assert program.source == wanted + "\n"

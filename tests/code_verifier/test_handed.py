@@ -102,7 +102,7 @@ def processes(pool: SandboxPool) -> int:
         found = 0
         for name in pool.containers:
             try:
-                found += len(client.containers.get(name).top()["Processes"]) - 1
+                found += len(client.containers.get(name).top()["Processes"] or [""]) - 1
             except docker.errors.APIError:  # It was on its way out.
                 continue
         return found

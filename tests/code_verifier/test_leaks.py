@@ -72,16 +72,18 @@ def test_hostile_programs_leave_nothing(code_config: CodeConfig) -> None:
         assert pool._stock is not None
         label = f"{POOL_LABEL}={pool._stock.plan.pool}"
         volumes = len(client.volumes.list())
-        assert pool.run(GOOD).status == "passed"
-        threads, fds = psutil.Process().num_threads(), descriptors()
-        jobs = {name: Job(source, GOOD.tests) for name, source in HOSTILE.items()}
-        futures = {name: [pool.submit(job), pool.submit(GOOD)] for name, job in jobs.items()}
-        for name, (hostile, good) in futures.items():
-            outcome = hostile.result(60)
-            assert (outcome.status == "passed") == (name in PASSING), f"{name}: {outcome}"
-            assert outcome.status != "sandbox_error", f"{name}: {outcome}"
-            assert good.result(60).status == "passed", f"after {name}"
-            seen |= set(pool.containers)
+        threads = fds = 0
+        for _ in range(3):
+            # The first rounds fill what is kept for later: each client keeps a few connections to the engine.
+            threads, fds = psutil.Process().num_threads(), descriptors()
+            jobs = {name: Job(source, GOOD.tests) for name, source in HOSTILE.items()}
+            futures = {name: [pool.submit(job), pool.submit(GOOD)] for name, job in jobs.items()}
+            for name, (hostile, good) in futures.items():
+                outcome = hostile.result(60)
+                assert (outcome.status == "passed") == (name in PASSING), f"{name}: {outcome}"
+                assert outcome.status != "sandbox_error", f"{name}: {outcome}"
+                assert good.result(60).status == "passed", f"after {name}"
+                seen |= set(pool.containers)
         assert pool.broken() is None
         assert len(client.api.containers(all=True, filters={"label": label})) <= 8
         assert len(client.volumes.list()) == volumes

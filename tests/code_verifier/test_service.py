@@ -84,7 +84,7 @@ def test_completions_become_verdicts(embedded_broker: Any, prefix: str, code_con
         update={"time_limit_s": 1.0, "reward_passed": 2.0, "reward_failed": -1.0, "no_code_reward": -0.5}
     )
     ctx = make_context(embedded_broker.bootstrap, prefix, config, name="code_verifier", drain_timeout_s=20)
-    problem = make_problem(1, kind="code", prompt=None, reference=None, tests=TESTS, group_size=9)
+    problem = make_problem(1, kind="code", prompt=None, reference=None, tests=TESTS, group_size=11)
     broken = make_problem(2, kind="code", tests=CodeTests(kind="assert", source="assert add("), group_size=2)
     untested = make_problem(3, kind="code", group_size=1)
     texts = {
@@ -95,6 +95,9 @@ def test_completions_become_verdicts(embedded_broker: Any, prefix: str, code_con
         "while True: pass": ("wrong", -1.0, "time_limit", "run"),
         "x = bytearray(1 << 40)": ("wrong", -1.0, "memory_limit", "run"),
         "```python\nimport os\nos._exit(0)\n```": ("wrong", -1.0, "runtime_error", "run"),
+        # Half a surrogate pair cannot be written as text; that must not cost the verdict.
+        ADD.replace("return a + b", "raise ValueError('\\ud800')"): ("wrong", -1.0, "runtime_error", "run"),
+        '{"code": "def add(a, b):\\n    return 1  # \\ud800\\n"}': ("wrong", -1.0, "syntax_error", "load"),
         "I cannot.": ("unparsable", -0.5, "no_code", "extract"),
         "<think>\n" + ADD: ("unparsable", -0.5, "no_code", "extract"),
     }
@@ -107,7 +110,7 @@ def test_completions_become_verdicts(embedded_broker: Any, prefix: str, code_con
         publisher.publish_raw(ctx.topics.completions_code, "run:00000009", b"rubbish", lost)
         publisher.flush_acked(30)
     with RunningService(SERVICE, ctx, stop_timeout_s=60) as service:
-        wait_until(lambda: len(verdicts(ctx)) >= 13 or service.failure is not None, 90)
+        wait_until(lambda: len(verdicts(ctx)) >= 15 or service.failure is not None, 90)
     found = verdicts(ctx)
     for item, expected in zip(sent, texts.values(), strict=True):
         verdict = found[item.sample_id]

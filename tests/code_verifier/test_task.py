@@ -117,3 +117,13 @@ def test_only_decided_statuses_carry_a_reward() -> None:
     rewards = {status: reward_of(status, config) for status in get_args(VerdictStatus)}
     assert rewards == {"correct": 2.0, "wrong": -1.0, "unparsable": None, "timeout": None, "error": None}
     assert reward_of("unparsable", CodeConfig()) == 0.0
+
+
+def test_a_search_that_is_too_deep_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that some walk cannot take must not end the verifier, which would meet it again after its restart."""
+
+    def deep(*_: Any, **__: Any) -> Any:
+        raise RecursionError
+
+    monkeypatch.setattr("code_verifier.task.extract", deep)
+    assert make_task(CodeTests(kind="assert", source="assert add(1, 2) == 3\n"), ADD).job is None

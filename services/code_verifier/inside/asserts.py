@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib
 import linecache
 import re
 import sys
@@ -23,7 +22,7 @@ from .encoding import is_plain
 from .judge_peer import JudgePeer
 from .remote import Remote
 from .reporting import FILE, Reporter, classify
-from .values import Json
+from .syntax import BUILTIN_NAMES, Names, future_flags, imports_of, names_in_classes, nodes_of
 
 SPACE = "__main__"
 
@@ -32,30 +31,34 @@ class Space(dict[str, Any]):
     """Globals of the tests: a name that is not there is the candidate's.
 
     A builtin's name is the builtin, not the candidate's global, but for those in ``shadowed``; so are the modules of
-    the standard library in ``modules``, which the tests use without importing them.
+    the standard library in ``modules``, which the tests use without importing them. Nobody is asked before ``asks``.
     """
 
     def __init__(self, peer: JudgePeer, shadowed: frozenset[str], modules: dict[str, types.ModuleType]) -> None:
         super().__init__()
+        self.asks = False
         self._modules = modules
         self._peer = peer
         self._shadowed = shadowed
         self._found: dict[str, Any] = {}
 
+    def lacks(self, name: str) -> bool:
+        """Whether a name is the candidate's, if anybody's."""
+        return name not in self and name not in self._modules and (name not in BUILTIN_NAMES or name in self._shadowed)
+
     def __missing__(self, name: str) -> Any:
         if name in self._found:
             return self._found[name]
-        if name in _BUILTIN_NAMES and name not in self._shadowed:
+        if name in BUILTIN_NAMES and name not in self._shadowed:
             raise KeyError(name)
         if name in self._modules:
             return self._modules[name]
+        if not self.asks:
+            raise KeyError(name)
         value = self._peer.name(name)
         if type(value).__name__ != "module" and not is_plain(value):
             self._found[name] = value
         return value
-
-
-_BUILTIN_NAMES = frozenset(vars(builtins)) | {"__builtins__", "__name__"}
 
 
 class _Module(types.ModuleType):
@@ -81,41 +84,55 @@ def run_asserts(channel: frames.Channel, peer: JudgePeer, reporter: Reporter, bo
     linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
     try:
         tree = ast.parse(source, FILE)
-        steps = [(node, _compiled(tree, node)) for node in tree.body]
+        flags = future_flags(tree)
+        steps = [(node, _compiled(node, flags)) for node in tree.body]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reporter.done("sandbox_error", f"the tests do not compile: {type(error).__name__}: {error}")
-    unseen = surroundings.unseen(tree)
+    names = Names(nodes_of(tree))
+    unseen = surroundings.unseen(names.nodes)
     if unseen is not None:
         reporter.done("sandbox_error", unseen)
-    peer.around.follow_seed()
-    imports = _imports(tree)
-    modules = _unimported(tree, body["entry_point"])
+    peer.around.follow()
+    imports = imports_of(tree)
+    modules = names.unimported(body["entry_point"])
     peer.modules = frozenset(str(row[0]) for row in imports) | frozenset(modules)
-    space = Space(peer, _shadowed(tree, body["entry_point"]), modules)
+    space = Space(peer, names.shadowed(body["entry_point"]), modules)
     space.update({"__name__": SPACE, "__builtins__": builtins, "__file__": FILE})
     sys.modules[SPACE] = _Module(space)
-    channel.send(frames.READY, values.dumps(imports))
-    channel.receive()
-    if body["prelude"]:
+    if names.could_mean(body["prelude"], body["entry_point"]):
         _prelude(space, body["prelude"], body["entry_point"])
-    _run_steps(peer, reporter, space, steps, tree)
+    opened = _open(peer, space, tree, names) if reporter.stops else 0
+    channel.send(frames.READY, values.dumps(imports))
+    if not opened:
+        channel.receive()
+    space.asks = True
+    _run_steps(peer, reporter, space, steps, tree, names, opened)
 
 
 def _run_steps(
-    peer: JudgePeer, reporter: Reporter, space: Space, steps: list[tuple[ast.stmt, types.CodeType]], tree: ast.Module
+    peer: JudgePeer,
+    reporter: Reporter,
+    space: Space,
+    steps: list[tuple[ast.stmt, types.CodeType]],
+    tree: ast.Module,
+    names: Names,
+    opened: int,
 ) -> None:
     asserts = any(isinstance(node, ast.Assert) for node, _ in steps)
     unread = Unread(peer)
-    foreseen = 0
+    foreseen = opened
     for number, (node, code) in enumerate(steps):
         heard = peer.calls
 
         def prepare(node: ast.stmt = node, number: int = number) -> None:
             nonlocal foreseen
+            if opened and not number:
+                peer.opened()
             if reporter.stops and number >= foreseen:
                 foreseen = number + _foresee(peer, space, tree, number)
             # The body of a class looks up its globals in the dictionary itself, past Space.__missing__.
-            peer.look_up(_names_in_classes(node), space)
+            if names.classes:
+                peer.look_up(names_in_classes(node), space)
 
         def run(code: types.CodeType = code) -> None:
             exec(code, space)  # noqa: S102
@@ -136,7 +153,7 @@ def _run_steps(
             if not reporter.result(status, reason, took) or status != "passed":
                 return
     unread.watch()
-    for run_test in uncalled_tests(space, [node for node, _ in steps]):
+    for run_test in uncalled_tests(space, names.nodes):
         if not reporter.test(partial(classify, peer, run_test)):
             return
     unread.settle()
@@ -149,20 +166,11 @@ def _run_steps(
 
 
 def _foresee(peer: JudgePeer, space: Space, tree: ast.Module, number: int) -> int:
-    """Have the calls done that are certain to come from statement ``number`` on; how many asserts that covers."""
-    node = tree.body[number]
-    checked = foresight.checked_by(node, tree)
-    if checked is not None:
-        name, calls = checked
-        covered = 1
-    else:
-        called = foresight.called_first(node)
-        if called is None:
-            return 0
-        name = called
-        rest = tree.body[number:]
-        calls = foresight.calls_of(rest, name)
-        covered = next((n for n, statement in enumerate(rest) if not isinstance(statement, ast.Assert)), len(rest))
+    """Have the calls done that are certain to come from statement ``number`` on; how many statements that covers."""
+    found = foresight.calls_at(tree, number)
+    if found is None:
+        return 0
+    name, calls, covered = found
     if len(calls) < 2 or name in space:
         return covered
     try:
@@ -174,94 +182,22 @@ def _foresee(peer: JudgePeer, space: Space, tree: ast.Module, number: int) -> in
     return covered
 
 
-def _names_in_classes(node: ast.stmt) -> list[str]:
-    classes = (inner for inner in ast.walk(node) if isinstance(inner, ast.ClassDef))
-    return [name.id for inner in classes for name in ast.walk(inner) if isinstance(name, ast.Name)]
+def _open(peer: JudgePeer, space: Space, tree: ast.Module, names: Names) -> int:
+    """Send the tests' first request along, if it is certain; the first statement behind what it covers, or 0."""
+    found = foresight.opening(tree)
+    if found is None or found[0] in names.bound or not space.lacks(found[0]) or peer.around.changed:
+        return 0
+    name, calls, end = found
+    try:
+        peer.open(name, calls)
+    except (values.Uncarried, RecursionError, MemoryError):
+        return 0
+    return end
 
 
-def _compiled(tree: ast.Module, node: ast.stmt) -> types.CodeType:
-    flags = 0
-    for other in tree.body:
-        if isinstance(other, ast.ImportFrom) and other.module == "__future__":
-            for name in other.names:
-                feature = getattr(__import__("__future__"), name.name, None)
-                flags |= feature.compiler_flag if feature is not None else 0
+def _compiled(node: ast.stmt, flags: int) -> types.CodeType:
     code: types.CodeType = compile(ast.Module([node], []), FILE, "exec", flags=flags, dont_inherit=True)
     return code
-
-
-def _imports(tree: ast.Module) -> Json:
-    found: list[list[str | None]] = []
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            found += [[name.name, None, name.asname] for name in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module != "__future__":
-            found += [[node.module, name.name, name.asname] for name in node.names]
-    return found
-
-
-_ODD_MODULES = frozenset(("__main__", "antigravity", "idlelib", "test", "this", "turtle", "turtledemo"))
-
-
-def _unimported(tree: ast.Module, entry_point: str | None) -> dict[str, types.ModuleType]:
-    """Modules of the standard library that the tests use without importing them: by their names, and for nothing that
-    such a module does not have."""
-    used: dict[str, set[str]] = {}
-    bare: set[str] = set()
-    attributes = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            used.setdefault(node.value.id, set()).add(node.attr)
-        elif isinstance(node, ast.Name) and id(node) not in attributes:
-            bare.add(node.id)
-    own = _bound(tree) | bare | {(entry_point or "").partition(".")[0]}
-    found: dict[str, types.ModuleType] = {}
-    for name in sys.stdlib_module_names & used.keys() - own - _ODD_MODULES:
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        if all(hasattr(module, attribute) for attribute in used[name]):
-            found[name] = module
-    return found
-
-
-def _bound(tree: ast.Module) -> set[str]:
-    """Names that the tests bind, anywhere."""
-    found = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
-    found |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)}
-    found |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-    found |= {n.name for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler) and n.name}
-    return found | {(n.asname or n.name).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.alias)}
-
-
-def _shadowed(tree: ast.Module, entry_point: str | None) -> frozenset[str]:
-    """Builtin names that mean the candidate's function: the entry point, or, where the tests name nothing else that
-    they do not define, the first such name that they call."""
-    if entry_point is not None:
-        return frozenset((entry_point.partition(".")[0],)) & _BUILTIN_NAMES
-    stored = _bound(tree)
-    free = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - stored
-    if free - _BUILTIN_NAMES:
-        return frozenset()
-    # Every builtin that all of the tests call might be it; the least usual around a call is taken.
-    calls = [n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    usual = {
-        "abs",
-        "set",
-        "sorted",
-        "list",
-        "tuple",
-        "len",
-        "str",
-        "round",
-        "isinstance",
-        "int",
-        "float",
-        "dict",
-        "all",
-    }
-    return frozenset([name for name in calls if name not in usual][:1] or calls[:1])
 
 
 def _prelude(space: Space, source: str, entry_point: str | None) -> None:
@@ -293,14 +229,15 @@ def _execute(node: ast.stmt, space: Space) -> bool:
 def _constant(node: ast.Assign | ast.AnnAssign | ast.AugAssign, space: Space, source: str, entry: str | None) -> None:
     """A constant of the problem's: a plain value, made of what the problem itself gives. What looks like a variable,
     because it begins as nothing, can be changed in place, or is declared ``global``, stays the program's."""
-    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    inner = [n for n in nodes_of(node) if isinstance(n, ast.Name)]
+    names = {n.id for n in inner}
+    stored = {n.id for n in inner if isinstance(n.ctx, ast.Store)}
     used = names - stored | (stored if isinstance(node, ast.AugAssign) else set())
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     flat = [e for t in targets for e in (t.elts if isinstance(t, ast.Tuple | ast.List) else [t])]
     if not all(isinstance(target, ast.Name) for target in flat) or entry in stored:
         return
-    if any(name not in space and name not in _BUILTIN_NAMES for name in used):
+    if any(name not in space and name not in BUILTIN_NAMES for name in used):
         return
     before = {name: space[name] for name in stored if name in space}
     done = _execute(node, space)

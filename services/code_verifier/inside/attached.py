@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import values
-from .remote import BINARY, CLASSES, READABLE, STAND_INS, UNARY, Asking, ask, exactly, stands_in
+from .remote import BINARY, CLASSES, READABLE, STAND_INS, UNARY, Asking, ask, exactly, read, stands_in
 
 _NUMBERS = (int, float, str, bytes, complex)
 _FIXED = (tuple, frozenset)
@@ -63,7 +63,7 @@ class Attached:
     def __getattr__(self, name: str) -> Any:
         if not stands_in(self) or (name.startswith("__") and name.endswith("__") and name not in READABLE):
             raise AttributeError(name)
-        return ask(self, "get", name)
+        return read(self, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         ask(self, "set", name, value)
@@ -166,9 +166,24 @@ def kind_of(base: type) -> type:
     return made
 
 
+_OPERATORS = frozenset(f"__{name.strip('_')}__" for name in (*BINARY, *UNARY))
+_ITEMS = frozenset(("__getitem__", "__setitem__", "__delitem__", "__missing__"))
+
+
+def _may_be_own(name: str, base: Any) -> bool:
+    """Whether a subclass can have its say in this: the list is the program's word."""
+    if name in _OPERATORS or name in {"__str__", "__repr__"}:
+        return True
+    if base in _CHANGING:
+        return name in _ITEMS or (not name.startswith("_") and hasattr(base, name))
+    return name in _ITEMS or (name in {"_replace", "_make"} and issubclass(base, tuple))
+
+
 def attached(peer: Asking, ref: int, names: list[str], kind: Any, plain: Any) -> Any:
     """A stand-in of a class that :func:`kind_of` made, or of one derived from it."""
     base = kind._gristmill_base
+    if not all(_may_be_own(name, base) for name in names):
+        raise values.Malformed("a subclass")
     if base in _CHANGING:
         made = kind.__new__(kind)
         if base is defaultdict:

@@ -133,11 +133,10 @@ class Unread:
         loop.call_exception_handler = call_exception_handler
 
 
-def uncalled_tests(space: dict[str, Any], nodes: list[ast.stmt]) -> Iterator[Callable[[], object]]:
+def uncalled_tests(space: dict[str, Any], nodes: list[ast.AST]) -> Iterator[Callable[[], object]]:
     """Tests in the manner of pytest and unittest that the source defines and does not call itself."""
-    inner = [found for node in nodes for found in ast.walk(node)]
-    named = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    named |= {n.attr for n in inner if isinstance(n, ast.Attribute)}
+    named = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    named |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
     unittest = sys.modules.get("unittest")  # the tests have imported it, if they use it
     runs_itself = bool(named & {"main", "TextTestRunner", "TestLoader", "defaultTestLoader"})
     for name, value in list(space.items()):

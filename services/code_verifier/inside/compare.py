@@ -45,6 +45,7 @@ def _near(got: float, expected: float, tolerance: float) -> bool:
 
 
 def _key(key: Any) -> Any:
+    key = bare(key)  # nothing is asked of the program while its values are compared
     if key is None:
         return "null"
     if isinstance(key, bool):

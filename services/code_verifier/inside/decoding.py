@@ -129,6 +129,7 @@ def _zone(offset: Json) -> dt.timezone | None:
     return None if offset is None else dt.timezone(dt.timedelta(microseconds=offset))
 
 
+_METHODS = frozenset(name for name in vars(tuple) if not name.startswith("_"))
 _made: dict[tuple[str, tuple[str, ...]], Any] = {}
 
 
@@ -143,7 +144,10 @@ def _read_namedtuple(d: Decoder, v: list[Any]) -> object:
             raise Malformed("too many named tuples")
         shown = name if name.isidentifier() else "tuple"
         made = _made[key] = namedtuple(shown, fields, rename=True)
-    return d.frozen(lambda row: made(*row), v[3:])
+    found = d.frozen(lambda row: made(*row), v[3:])
+    if any(name in _METHODS and callable(getattr(found, name)) for name in fields):
+        raise Malformed("a named tuple whose methods are the program's")
+    return found
 
 
 def _read_default(d: Decoder, v: list[Any]) -> object:

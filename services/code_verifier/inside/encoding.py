@@ -23,6 +23,7 @@ _TYPE_NAMES = {t: name for name, t in TYPES.items()}
 _KEYS: type = type({}.keys())
 _VALUES: type = type({}.values())
 _ITEMS: type = type({}.items())
+_ORDERED: OrderedDict[Any, Any] = OrderedDict()
 
 
 def _is_clean(text: str) -> bool:
@@ -206,6 +207,9 @@ _EXACT: dict[type, Writer] = {
     _KEYS: lambda e, v: e.sequence("K", v, list(v)),
     _VALUES: lambda e, v: e.sequence("V", v, list(v)),
     _ITEMS: lambda e, v: e.sequence("I", v, list(v)),
+    type(_ORDERED.keys()): lambda e, v: e.sequence("K", v, list(v)),
+    type(_ORDERED.values()): lambda e, v: e.sequence("V", v, list(v)),
+    type(_ORDERED.items()): lambda e, v: e.sequence("I", v, list(v)),
 }
 _BASES = tuple(_WRITERS)
 _WRITERS.update(_EXACT)

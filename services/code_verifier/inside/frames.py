@@ -27,6 +27,9 @@ HELLO, OUT, ERR, ENDED = b"H"[0], b"o"[0], b"e"[0], b"E"[0]
 BODY = b"B"[0]  # host to child: what to do
 GO = b"G"[0]  # host to child: the other side is ready
 ASK, ANSWER = b"Q"[0], b"A"[0]  # child to child
+OPENING = b"N"[
+    0
+]  # judge to host, before its READY: a request that goes to the candidate with GO, in place of judge's GO
 READY, FAILED, TEST, DONE = b"R"[0], b"F"[0], b"T"[0], b"V"[0]  # child to host
 
 

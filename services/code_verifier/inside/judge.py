@@ -9,7 +9,6 @@ say nothing about it (``sandbox_error``).
 from __future__ import annotations
 
 import linecache
-import random
 from typing import Any, NoReturn
 
 from . import compare, frames, values
@@ -22,7 +21,6 @@ def main(channel: frames.Channel) -> NoReturn:
     """The child's life: read the tests, say ready, wait for the candidate, run."""
     _, payload = channel.receive()
     body = values.loads(payload)
-    random.seed(0)
     reporter = Reporter(channel, body["stop"], waited_for=body["kind"] == "checker")
     if body["kind"] == "checker":
         check_outputs(channel, reporter, body["source"])

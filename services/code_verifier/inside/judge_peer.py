@@ -21,14 +21,14 @@ from . import frames, values
 from .attached import attached, bare, changes, kind_of, same_number
 from .decoding import Decoder
 from .encoding import Encoder, Writer
-from .mirrors import FromCandidate, builtin, derive, mirror, mirrored, raisable
+from .mirrors import FromCandidate, builtin, derive, library, mirror, mirrored, raisable
 from .peer import MISSING, SEVERAL, SHARED, SHARED_SIZE, TAMPERED, Peer, ProtocolError
 from .remote import Remote, RemoteCoroutine, named_class, stands_in
 from .shown import shown
 from .surroundings import Surroundings, carried
-from .values import TYPES, Json, Malformed
+from .values import SCALARS, TYPES, Json, Malformed
 
-_STREAMS = (io.StringIO, io.BytesIO)
+_OPEN = (io.StringIO, io.BytesIO, types.SimpleNamespace)
 _UNWIELDY_SIZE, _UNWIELDY_DEPTH = 1 << 20, 100
 FORESEEN_BYTES = 1 << 18
 
@@ -68,9 +68,25 @@ class JudgePeer(Peer):
         self.modules: frozenset[str] = frozenset()
         self.unwieldy = False
         self.around = Surroundings()
+        self._heard_bytes = 0
+        self._errors: dict[int, BaseException] = {}
         self._own_errors: dict[int, BaseException] = {}
         self._errors_seen = 0
         self._ahead: deque[tuple[bytes, Json]] = deque()
+        self._opening: list[bytes] = []
+
+    def open(self, name: str, calls: list[tuple[object, ...]]) -> None:
+        """Make the first request of all: what ``name`` is, and, if it is a function, such calls of it. :meth:`opened`
+        gets the answer, :meth:`foreseen` gives it out."""
+        self._opening = [values.dumps(self.encoder().encode(("name", name)))]
+        calling = self._calling(Remote(self, 0, "function"), calls)
+        if sum(map(len, calling)) <= FORESEEN_BYTES:
+            self._opening += calling
+        self._channel.hold(frames.OPENING, _together(self._opening))
+
+    def opened(self) -> None:
+        """Wait for the answer."""
+        self._look_ahead(self._opening, self._awaited)
 
     def foresee(self, function: Remote, calls: list[tuple[object, ...]]) -> None:
         """Have calls done that the tests are about to make, in this order; :meth:`foreseen` gives the answers out.
@@ -79,14 +95,17 @@ class JudgePeer(Peer):
         """
         if self.found is not None or self._shared or self._ahead or self.around.changed:
             return
-        requests = []
-        for arguments in calls:
-            requests.append(values.dumps(self.encoder().encode(("call", function, arguments, {}))))
-        if sum(map(len, requests)) > FORESEEN_BYTES:
-            return
-        self.heard = True
+        requests = self._calling(function, calls)
+        if sum(map(len, requests)) <= FORESEEN_BYTES:
+            self.heard = True
+            self._look_ahead(requests, lambda: self._exchange(_together(requests)))
+
+    def _calling(self, function: Remote, calls: list[tuple[object, ...]]) -> list[bytes]:
+        return [values.dumps(self.encoder().encode(("call", function, arguments, {}))) for arguments in calls]
+
+    def _look_ahead(self, requests: list[bytes], answer: Callable[[], bytes]) -> None:
         try:
-            payload = self._exchange(b'["' + SEVERAL.encode() + b'",[' + b",".join(requests) + b"]]")
+            payload = answer()
             answers = values.loads(payload)
             if type(answers) is not list or not 0 < len(answers) <= len(requests) or None in answers:
                 raise Malformed("answers")
@@ -98,12 +117,14 @@ class JudgePeer(Peer):
         self._ahead.extend(zip(requests, answers, strict=False))
 
     def foreseen(self, operation: str, data: bytes) -> Json | None:
-        if operation != "call" or not self._ahead:
+        if not self._ahead or operation not in {"call", "name"}:
             return None
-        request, answer = self._ahead.popleft()
+        request, answer = self._ahead[0]
         if request == data:
+            self._ahead.popleft()
             return answer
-        self._ahead.clear()
+        if operation == "call":
+            self._ahead.clear()
         return None
 
     def end(self, status: str, reason: str) -> NoReturn:
@@ -188,6 +209,13 @@ class JudgePeer(Peer):
     def export_derived(self, encoder: Encoder, value: object, writer: Writer) -> Json:
         return self.export(value) if stands_in(value) else writer(encoder, value)
 
+    def _awaited(self) -> bytes:
+        payload = super()._awaited()
+        # All together, and what is small here and large when it is looked at.
+        self._heard_bytes += len(payload)
+        self.unwieldy = self.unwieldy or self._heard_bytes > _UNWIELDY_SIZE or b'["g",' in payload
+        return payload
+
     def received(self, size: int, depth: int) -> None:
         self.unwieldy = self.unwieldy or size > _UNWIELDY_SIZE or depth > _UNWIELDY_DEPTH
 
@@ -221,7 +249,7 @@ class JudgePeer(Peer):
         if issubclass(kind, type) and issubclass(value, FromCandidate):  # type: ignore[arg-type]
             stood_for = mirrored(value)  # type: ignore[arg-type]
             if stood_for is not None:
-                return ["v", stood_for.__name__]
+                return _library_name(stood_for)
             for ref, known in self._classes.items():
                 if known is value:
                     return ["w", ref]
@@ -245,12 +273,25 @@ class JudgePeer(Peer):
                 return found
             case ["x", described]:
                 return self._exception_class(described)
+            case ["X", int(ref), described, text, list(shown)]:
+                return self._exception(ref, described, text, shown)
             case ["p", str(module), int(ref)]:
                 # Nothing is imported for the program's sake, and a module that the tests do not use is no module here:
                 # they would set its attributes, or call its functions, in the program's object's place.
                 own = sys.modules.get(module) if module in self.modules else None
                 return own if own is not None else self.resolve(["o", ref, "object"])
         raise Malformed("an unknown kind of value")
+
+    def _exception(self, ref: int, described: Json, text: Json, shown: list[Json]) -> BaseException:
+        """One that the program passes on as a value, and does not raise."""
+        error = self._errors.get(ref)
+        if error is None:
+            kind, decoder = self._exception_class(described), Decoder(self.resolve)
+            said, args = decoder.decode(text), tuple(map(decoder.decode, shown))
+            if not issubclass(kind, Exception) or type(said) is not str or any(type(a) not in SCALARS for a in args):
+                raise Malformed("an exception")
+            error = self._errors[ref] = raisable(kind, said, args, self.resolve(["o", ref, "object"]), "", [])
+        return error
 
     def _exception_class(self, described: Json, depth: int = 0) -> type[BaseException]:
         if type(described) is str:
@@ -259,8 +300,11 @@ class JudgePeer(Peer):
                 raise Malformed("no such exception")
             return mirror(kind)
         match described:
-            case [int(ref), str(name), list(bases)] if depth < 20 and len(bases) < 20:
+            case [int(ref), str(name), list(bases), str(module)] if depth < 20 and len(bases) < 20:
                 known = self._classes.get(ref)
+                own = library(module, name)
+                if known is None and own is not None:
+                    known = self._classes[ref] = mirror(own)
                 if known is None:
                     known = self._classes[ref] = derive(
                         name, [self._exception_class(base, depth + 1) for base in bases] or [mirror(Exception)]
@@ -345,6 +389,10 @@ class JudgePeer(Peer):
                 return _BINARY[name](target, other)
             case "get", (target, str(name)) if self._is_instance(target) and not name.startswith("_"):
                 return getattr(target, name)
+            case "get", (target, str(name)) if self._is_mock(target) and not name.startswith("_"):
+                found = getattr(target, name)
+                if type(found) in SCALARS or self._is_mock(found):
+                    return found
             case "set", (target, str(name), value) if self._is_instance(target) and not name.startswith("_"):
                 setattr(target, name, value)
                 return None
@@ -353,10 +401,19 @@ class JudgePeer(Peer):
     def _is_given(self, value: object) -> bool:
         return id(value) in self._numbers
 
+    def _is_mock(self, value: object) -> bool:
+        # What it gives for its attributes; not its methods, by which a program could set what the tests ask it for.
+        kind: Any = getattr(sys.modules.get("unittest.mock"), "NonCallableMock", None)
+        return kind is not None and isinstance(value, kind)
+
     def _is_instance(self, value: object) -> bool:
         # Only of the tests' own classes: attributes of functions, generators and modules lead to the tests.
         kind = type(value)
-        return self._is_given(value) and (kind.__module__ == self._module or kind in _STREAMS)
+        return self._is_given(value) and (kind.__module__ == self._module or kind in _OPEN)
+
+
+def _together(requests: list[bytes]) -> bytes:
+    return b'["' + SEVERAL.encode() + b'",[' + b",".join(requests) + b"]]"
 
 
 _BINARY: dict[str, Callable[[Any, Any], object]] = {
@@ -376,7 +433,8 @@ def _library_name(value: Any) -> Json | None:
         return None
     if isinstance(value, types.MethodDescriptorType):
         owner = value.__objclass__
-        return ["j", "builtins", f"{owner.__name__}.{value.__name__}"] if owner in TYPES.values() else None
+        known = vars(builtins).get(owner.__name__) is owner and owner in TYPES.values()
+        return ["j", "builtins", f"{owner.__name__}.{value.__name__}"] if known else None
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None

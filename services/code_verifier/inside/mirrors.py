@@ -11,6 +11,7 @@ What would end the judge, or the tests' loops, is not derived from the builtin: 
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from typing import Any
 
@@ -78,6 +79,32 @@ def mirrored(kind: type) -> type[BaseException] | None:
     """The builtin class that a stand-in stands for, if it is one."""
     found = kind.__dict__.get("_gristmill_kind")
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+_LIBRARY = {
+    "binascii": ("Error", "Incomplete"),
+    "_csv": ("Error",),
+    "configparser": ("NoOptionError", "NoSectionError", "ParsingError"),
+    "dataclasses": ("FrozenInstanceError",),
+    "decimal": ("DecimalException", "DivisionByZero", "FloatOperation", "InvalidOperation", "Overflow", "Underflow"),
+    "json.decoder": ("JSONDecodeError",),
+    "queue": ("Empty", "Full"),
+    "_queue": ("Empty",),
+    "re": ("error",),
+    "statistics": ("StatisticsError",),
+    "struct": ("error",),
+    "subprocess": ("CalledProcessError", "SubprocessError", "TimeoutExpired"),
+    "xml.etree.ElementTree": ("ParseError",),
+    "zlib": ("error",),
+}
+"""Exceptions of the standard library that a program can raise as themselves. No others: one that skips a test, or ends
+a loop of events, would end the tests as well."""
+
+
+def library(module: str, name: str) -> type[BaseException] | None:
+    """One of those, where the tests' process has its module already."""
+    kind = getattr(sys.modules.get(module), name, None) if name in _LIBRARY.get(module, ()) else None
+    return kind if isinstance(kind, type) and issubclass(kind, Exception) else None
 
 
 def builtin(name: str) -> type[BaseException] | None:

@@ -26,6 +26,8 @@ NESTING = 40
 SHARED, SHARED_SIZE = 256, 10_000
 SEVERAL = "several"
 """First item of a message that holds several requests; the answer is a list of answers to the first of them."""
+FIRST_FUNCTION = b'["ok",["o",0,"function"],[],null]'
+"""The answer to the first request of all, for a name, where it is a function's."""
 MISSING, TAMPERED = "<missing>", "<tampered>"
 """Names of exceptions of the candidate's side itself, which no class of a program's has by chance."""
 
@@ -137,6 +139,9 @@ class Peer:
 
     def _exchange(self, data: bytes) -> bytes:
         self._channel.send(frames.ASK, data)
+        return self._awaited()
+
+    def _awaited(self) -> bytes:
         while True:
             kind, payload = self._channel.receive()
             if kind == frames.ANSWER:

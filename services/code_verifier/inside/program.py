@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import linecache
 import os
-import random
 import sys
 import traceback
 import types
@@ -36,7 +35,6 @@ def main(channel: frames.Channel) -> int:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     sys.modules["__main__"] = space
     sys.argv = [filename]
-    random.seed(0)
     del body, payload, source, text
     try:
         exec(code, vars(space))  # noqa: S102

@@ -52,7 +52,7 @@ class Remote:
             raise AttributeError(name)
         if name == "difference" and sys._getframe(1).f_globals.get("__name__") == "unittest.case":
             raise AttributeError(name)  # assertSetEqual would have the program compare what it gave
-        return ask(self, "get", name)
+        return read(self, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         ask(self, "set", name, value)
@@ -80,6 +80,8 @@ class Remote:
         return row[0]
 
     def __contains__(self, value: object) -> bool:
+        if self._gristmill_made:
+            return exactly(self, bool, "contains", value)
         return any(item is value or item == value for item in self)
 
     def __len__(self) -> int:
@@ -184,6 +186,33 @@ def stands_in(value: object) -> bool:
     return type(value) in STAND_INS and object.__getattribute__(value, "_gristmill_ref") >= 0
 
 
+_PLAIN = (str, bytes, bytearray, list, tuple, dict, set, frozenset, int, float, complex)
+PREDICATES = frozenset(
+    name for kind in _PLAIN for name in vars(kind) if name.startswith("is") or name in {"startswith", "endswith"}
+)
+"""Questions to plain values. What a function gave in place of one has no say in them."""
+COMPARING = frozenset(("count", "difference", "index", "intersection", "symmetric_difference", "union"))
+"""Methods of plain containers whose argument is what something is compared with."""
+
+
+def read(value: Any, name: str) -> Any:
+    """An attribute of a stand-in. Of what the tests made by calling a class it is whatever the program says."""
+    if value._gristmill_made or value._gristmill_kind not in {"object", "valued"}:
+        return ask(value, "get", name)
+    if name in PREDICATES:
+        raise AttributeError(f"what the program gave is no plain value, and has no {name}")
+    found = ask(value, "get", name)
+    if name not in COMPARING or not stands_in(found):
+        return found
+
+    def method(*args: object, **kwargs: object) -> Any:
+        if len(args) == 1 and issubclass(type(args[0]), _PLAIN):
+            raise AttributeError(f"what the program gave is no plain value: {name} would show it what is expected")
+        return found(*args, **kwargs)
+
+    return method
+
+
 def ask(remote: Any, operation: str, *operands: object) -> Any:
     return remote._gristmill_peer.request(operation, remote, *operands)
 
@@ -207,10 +236,19 @@ def _converted(remote: Remote, kind: type[_T], operation: str) -> _T:
     return exactly(remote, kind, operation)
 
 
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_PLAIN_TYPES = frozenset((*_PLAIN, bool, type(None)))
+
+
 def _forward(name: str, reflected: bool = False) -> Callable[[Remote, Any], Any]:
     def method(self: Remote, other: Any) -> Any:
         if name in {"eq", "ne"} and isinstance(other, type) and other in STAND_INS and self._is_class(other):
             return name == "eq"  # ``type(x) == Point``
+        if name in _COMPARISONS and type(other) in _PLAIN_TYPES:
+            # Not NotImplemented, which is true where the tests call the method by its name.
+            if name in {"eq", "ne"}:
+                return name == "ne"
+            raise TypeError(f"{name} of what the program gave and a {type(other).__name__}")
         if not stands_in(other):
             return NotImplemented
         pair = (other, self) if reflected else (self, other)
@@ -230,7 +268,7 @@ def _forward_unary(name: str) -> Callable[[Remote], Any]:
     return lambda self: ask(self, "operator1", name)
 
 
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+for _name in _COMPARISONS:
     setattr(Remote, f"__{_name}__", _forward(_name))
 for _name in UNARY:
     setattr(Remote, f"__{_name}__", _forward_unary(_name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -48,10 +49,9 @@ class Reporter:
         return status == "passed" or (not self.stops and status not in {"sandbox_error"})
 
     def done(self, status: str | None = None, reason: str = "") -> NoReturn:
-        """The end: a status overrides the tests'."""
+        """The end: a status overrides the tests'. Nothing of the tests runs any more, nobody need end the process."""
         self._channel.send(frames.DONE, values.dumps([status, reason[:4000]]))
-        while True:
-            self._channel.receive()
+        os._exit(0)
 
 
 def classify(peer: JudgePeer, run: Callable[[], object]) -> tuple[str, str]:

@@ -4,9 +4,10 @@ It runs as the program's user but cannot be signalled (PID 1), traced or read (n
 read-only root. Bytes pass through two buffers that are wiped after a run, never through the heap, so nothing of one
 program is in the memory that the next is forked from. It does not read what it relays: the host does.
 
-A run: ``JOB`` (role and limits) forks the child; ``DATA`` goes to its channel and comes from it; ``OUT`` and ``ERR``
-are its output. It ends by ``KILL``, by the child's exit, at the deadline, or at the output limit: then every process
-but this is killed, reaped, the writable mounts are emptied, and ``ENDED``, the run's last frame, says what happened.
+A run: ``JOB`` (role, limits, a nonce that is returned in front of all else) forks the child; ``DATA`` goes to its
+channel and comes from it; ``OUT`` and ``ERR`` are its output. It ends by ``KILL``, by the child's exit, at the
+deadline, or at the output limit: then every process but this is killed, reaped, the writable mounts are emptied, and
+``ENDED``, the run's last frame, says what happened.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import gc
 import json
 import os
+import random
 import select
 import signal
 import sys
@@ -23,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import child, cleaning, frames, limits
+from . import child, cleaning, frames, limits, traces
 from .child import DEFAULTS, Run
 from .preload import preload
 
@@ -46,6 +48,7 @@ class Supervisor:
         self._poll = select.poll()
         self._in = bytearray(frames.CHUNK)
         self._out = bytearray(frames.CHUNK)
+        self._begun = b""
         self._pending: memoryview | None = None
         self._run: Run | None = None
         self._wake, wake = os.pipe()
@@ -61,10 +64,12 @@ class Supervisor:
         self._state = limits.own_state()
         self._oom = limits.oom_kills()
         self._ipc = cleaning.ipc_tables()
+        self._traces: traces.Traces | None = None
 
     def hello(self) -> None:
         """Say that there is somebody."""
         litter = cleaning.clean(self._mounts, self._ipc)
+        self._traces = traces.Traces(self._mounts)
         version = sys.version.split()[0]
         self._say(
             frames.HELLO,
@@ -72,7 +77,8 @@ class Supervisor:
         )
 
     def _say(self, kind: int, what: dict[str, Any]) -> None:
-        frames.write_all(1, frames.pack(kind, json.dumps(what).encode()))
+        begun, self._begun = self._begun, b""
+        frames.write_all(1, begun + frames.pack(kind, json.dumps(what).encode()))
 
     def serve(self) -> Callable[[], int] | None:
         """Until the host is gone, or, in a child, until it is forked."""
@@ -114,7 +120,10 @@ class Supervisor:
         self._read_exactly(payload)
         run = self._run
         if kind == frames.JOB and run is None:
-            self._run = Run(json.loads(bytes(payload)))
+            job = json.loads(bytes(payload))
+            # Goes out in front of the run's first frame, to save the host a wake-up.
+            self._begun = frames.pack(frames.PING, json.dumps({"idle": True, "nonce": job["nonce"]}).encode())
+            self._run = Run(job)
             child = self._run.fork()
             if child is not None:
                 return child
@@ -127,7 +136,7 @@ class Supervisor:
         elif kind == frames.KILL and run is not None:
             self._finish("kill")
         elif kind == frames.PING:
-            self._say(frames.PING, {"nonce": bytes(payload).hex(), "idle": run is None})
+            self._say(frames.PING, {"idle": run is None})
         return None
 
     def _to_child(self) -> None:
@@ -190,7 +199,8 @@ class Supervisor:
                 run.deadline, run.at_deadline = 0.0, "output" if kind != frames.DATA else "channel"
                 size = max(0, room)
         if size:
-            head, body = frames.HEADER.pack(size, kind), memoryview(self._out)[:size]
+            head, body = self._begun + frames.HEADER.pack(size, kind), memoryview(self._out)[:size]
+            self._begun = b""
             # One write, which Docker passes on as one piece.
             sent = os.writev(1, (head, body))
             if sent < len(head):
@@ -252,6 +262,8 @@ class Supervisor:
         self._pending = None
         self._poll.modify(0, select.POLLIN)
         litter = cleaning.clean(self._mounts, self._ipc) if dead else "processes that do not die"
+        if litter is None and self._traces is not None:
+            litter = self._traces.clear()
         if litter is None and limits.own_state() != self._state:
             litter = "the warden's own priority or limits were changed"
         oom = limits.oom_kills()
@@ -291,6 +303,7 @@ def serve(hooks: list[dict[str, Any]], register: Callable[..., None]) -> Callabl
     os.register_at_fork = register
     child.hooks.extend(hooks)
     global _supervisor
+    random.seed(0)  # what programs and tests begin with: nobody draws from it here
     supervisor = _supervisor = Supervisor()  # never freed, in a child either: that would touch its pages
     supervisor.hello()
     gc.collect()

@@ -1,4 +1,5 @@
-"""What tests change around the program: streams, ``input`` and ``print``, the seed of ``random``.
+"""What tests change around the program: streams, ``input`` and ``print``, the seed of ``random``, the
+recursion limit.
 
 Tests and program are different processes, so what the tests do to theirs does not reach the program by itself. These
 things are carried along with each request, as far as the tests have replaced them. Others (patched functions of
@@ -35,28 +36,32 @@ class Surroundings:
     def __init__(self) -> None:
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._functions = {name: vars(builtins)[name] for name in _FUNCTIONS}
-        self._seeds: list[object] = []
+        self._told: dict[str, object] = {}
 
-    def follow_seed(self) -> None:
-        """Take note of ``random.seed`` from now on."""
-        seed = random.seed
+    def follow(self) -> None:
+        """Take note of ``random.seed`` and ``sys.setrecursionlimit`` from now on."""
+        seed, limit = random.seed, sys.setrecursionlimit
 
-        def noted(a: Any = None, version: int = 2) -> None:
+        def seeded(a: Any = None, version: int = 2) -> None:
             seed(a, version)
-            self._seeds[:] = [a]
+            self._told["seed"] = a
 
-        random.seed = noted
+        def limited(most: int) -> None:
+            limit(most)
+            self._told["recursion"] = most
 
-    def seed(self) -> list[object]:
-        """The last seed that the program has not had yet, if there is one."""
-        found = list(self._seeds)
-        self._seeds.clear()
+        random.seed, sys.setrecursionlimit = seeded, limited
+
+    def told(self) -> dict[str, object]:
+        """What the program has not been told of yet."""
+        found = dict(self._told)
+        self._told.clear()
         return found
 
     @property
     def changed(self) -> bool:
         """Whether anything is to be carried."""
-        return bool(self._seeds) or self.now() is not None
+        return bool(self._told) or self.now() is not None
 
     def now(self) -> Around | None:
         """What the program is to be given, unless all is as it was."""
@@ -111,16 +116,15 @@ class Surrounded:
         return out, err, now[0].tell() if isinstance(now[0], io.StringIO) and now[0] is not streams[0] else 0
 
 
-def unseen(tree: ast.Module) -> str | None:
+def unseen(nodes: list[ast.AST]) -> str | None:
     """Why a program cannot see what the tests prepare for it, if that is so."""
-    modules = {
-        name.asname or name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
-    }
-    return next((why for node in ast.walk(tree) for why in _reasons(node, modules)), None)
+    imports = [node for node in nodes if isinstance(node, ast.Import)]
+    modules = {name.asname or name.name for node in imports for name in node.names}
+    told = (node for node in nodes if isinstance(node, ast.Assign | ast.Call))
+    return next((why for node in told for why in _reasons(node, modules)), None)
 
 
 def _reasons(node: ast.AST, modules: set[str]) -> Iterator[str]:
-    where = f" (line {getattr(node, 'lineno', 0)})"
     match node:
         case ast.Assign(targets=targets):
             for target in targets:
@@ -129,19 +133,23 @@ def _reasons(node: ast.AST, modules: set[str]) -> Iterator[str]:
                 if name == "os.environ" or (
                     isinstance(target, ast.Attribute) and owner in modules and name not in _CARRIED and owner != name
                 ):
-                    yield f"the tests set {name}, which the program does not see{where}"
+                    yield f"the tests set {name}, which the program does not see{_line(node)}"
         case ast.Call(func=function, args=arguments):
             name = _dotted(function)
             last = name.rpartition(".")[2]
             first = arguments[0] if arguments else None
             if (last == "patch" or name.endswith("patch.dict")) and isinstance(first, ast.Constant):
                 if first.value not in _CARRIED:
-                    yield f"the tests patch {first.value!r}, which the program does not see{where}"
+                    yield f"the tests patch {first.value!r}, which the program does not see{_line(node)}"
             elif name.endswith(("patch.object", "patch.dict")) and first is not None:
                 if _dotted(first).partition(".")[0] in modules:
-                    yield f"the tests patch {_dotted(first)}, which the program does not see{where}"
+                    yield f"the tests patch {_dotted(first)}, which the program does not see{_line(node)}"
             elif last in _FILES or name in _PROCESS or (name == "open" and _writes(node)):
-                yield f"the tests prepare by {name} what the program does not see{where}"
+                yield f"the tests prepare by {name} what the program does not see{_line(node)}"
+
+
+def _line(node: ast.AST) -> str:
+    return f" (line {getattr(node, 'lineno', 0)})"
 
 
 def _writes(call: ast.Call) -> bool:
@@ -163,8 +171,8 @@ Ask = Callable[..., Any]
 
 def carried(around: Surroundings, ask: Ask, operation: str, operands: tuple[object, ...]) -> Any:
     """Make a request, with what the tests have changed around the program."""
-    for seed in around.seed():
-        ask("seed", seed)
+    for what, value in around.told().items():
+        ask(what, value)
     now = around.now()
     if now is None:
         return ask(operation, *operands)

@@ -32,6 +32,7 @@ TYPES: dict[str, type] = {
     for name, t in vars(builtins).items()
     if type(t) is type and t is not object and not issubclass(t, BaseException)
 }
+TYPES |= {t.__name__: t for t in (NoneType, type(...), type(NotImplemented))}
 """Builtin types that are themselves on the other side. Not ``object``: the tests' own errors are instances of it too,
 and a program could call it by the name of its exception."""
 ARRAY_CODES = frozenset("bBhHiIlLqQfd")
@@ -46,15 +47,18 @@ class Malformed(Exception):
     """JSON that is no value."""
 
 
+_set_limit = sys.setrecursionlimit  # the tests' calls of it are noted, see .surroundings
+
+
 @contextlib.contextmanager
 def deep() -> Iterator[None]:
     """Room for what is nested as deep as is allowed, wherever the program's own recursion stands."""
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit + 8 * DEPTH)
+    _set_limit(limit + 8 * DEPTH)
     try:
         yield
     finally:
-        sys.setrecursionlimit(limit)
+        _set_limit(limit)
 
 
 def flat(value: Any) -> list[Any]:

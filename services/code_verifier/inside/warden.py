@@ -16,6 +16,8 @@ ENVIRONMENT = {
     "HOME": "/tmp/work",  # noqa: S108 - the container's own
     "TMPDIR": "/tmp",  # noqa: S108
     "LANG": "C.UTF-8",
+    # Each further arena of a thread reserves 64 MiB of the address space that a program may have.
+    "MALLOC_ARENA_MAX": "1",
     "PYTHONHASHSEED": "0",
     "PYTHONUTF8": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
