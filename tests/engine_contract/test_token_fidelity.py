@@ -40,11 +40,14 @@ def test_odd_ids_survive_two_turns(client: Client, target: Target) -> None:
     """At a great temperature the model answers with ids that no tokenizer would choose for that text."""
     hot = {"max_new_tokens": 40, "temperature": 100.0, "ignore_eos": True}
     prompt = odd_ids(target, 40, seed=1)
-    first = echo(client, prompt, **hot)
-    values(first)
-    reply = first["output_ids"]
-    written = target.tokenizer.encode(target.tokenizer.decode(reply), add_special_tokens=False)
-    assert written != reply
+    for _ in range(20):  # now and then such a reply is what the tokenizer would write
+        first = echo(client, prompt, **hot)
+        values(first)
+        reply = first["output_ids"]
+        if target.tokenizer.encode(target.tokenizer.decode(reply), add_special_tokens=False) != reply:
+            break
+    else:
+        raise AssertionError("every reply was what the tokenizer would have written")
     second_prompt = [*prompt, *reply, *odd_ids(target, 20, seed=2)]
     second = echo(client, second_prompt, **hot)
     assert len(values(second)) == 40
