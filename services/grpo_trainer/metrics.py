@@ -40,6 +40,9 @@ class TrainerMetrics:
         self.loss = metrics.gauge("trainer_loss", "Loss of the last step.")
         self.entropy = metrics.gauge("trainer_entropy", "Mean token entropy of the last batch, nats.")
         self.grad_norm = metrics.gauge("trainer_grad_norm", "Gradient norm of the last step.")
+        self.recovered = metrics.counter(
+            "trainer_gradients_recovered", "Gradients that were no number and became one when taken again."
+        )
         self.clip_fraction = metrics.gauge("trainer_clip_fraction", "Share of ratios clipped in the last step.")
         self.mismatch_kl = metrics.gauge("trainer_mismatch_kl", "k3 KL between the engine's logprobs and ours.")
         self.mismatch_ratio = metrics.gauge("trainer_mismatch_max_ratio", "Largest ratio between the two.")

@@ -158,6 +158,7 @@ def load_policy(config: TrainerConfig) -> Policy:
     device, dtype = choose_device(config)
     if device.type == "cuda" and config.gpu_memory_fraction is not None:
         torch.cuda.set_per_process_memory_fraction(config.gpu_memory_fraction, device)
+    avoid_cudnn_attention()
     full = config.weights == "full"
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.base_model)
@@ -184,6 +185,16 @@ def load_policy(config: TrainerConfig) -> Policy:
         num_training_steps=config.max_versions,
     )
     return Policy(model, tokenizer, optimizer, scheduler, reference, config.base_model, config.weights, dtype, device)
+
+
+def avoid_cudnn_attention() -> None:
+    """Leave attention to torch's flash and memory-efficient kernels.
+
+    From 2.11, torch prefers cuDNN's on an H100 or H200. With a mask, and a width of 64 more than a multiple of 128, the
+    backward pass of that one gives NaN where a query's scores are all very negative, as in one head of Qwen2.5-0.5B
+    (pytorch/pytorch#196678, huggingface/trl#7181). Our rows need no mask, but models with sliding windows make one.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def choose_device(config: TrainerConfig) -> tuple[torch.device, torch.dtype]:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,10 +27,12 @@ from grpo_trainer.opening import accept_start, ensure_artifact, policy_folder, p
 from grpo_trainer.outlet import Outlet
 from grpo_trainer.phases import Phases
 from grpo_trainer.records import make_policy, make_step
+from grpo_trainer.recovery import Recovery
 from grpo_trainer.resume import Found, find, only_trainer
 from grpo_trainer.rng import RngState
-from grpo_trainer.seam import Diverged, Drained, StreamTrainer, quiet_libraries
+from grpo_trainer.seam import Diverged, Drained, StreamTrainer
 from grpo_trainer.step import StepResult
+from grpo_trainer.trl_arguments import quiet_libraries
 from grpo_trainer.weight_source.server import WeightSource, check_artifact
 
 Context = ServiceContext[TrainerConfig]
@@ -190,6 +192,8 @@ class TrainerRun:
                 reference=self.policy.reference,
                 bf16=self.policy.autocast,
                 cpu=self.policy.device.type == "cpu",
+                on_recovery=self.on_recovery,
+                evidence_dir=self.run_dir / "no_number",
             )
             ctx.health.set_ready(True)
             try:
@@ -212,6 +216,11 @@ class TrainerRun:
         if batch is None:
             raise Drained
         return batch
+
+    def on_recovery(self, recovery: Recovery) -> None:
+        """Say that a gradient was no number and became one: training goes on, but somebody should know."""
+        self.metrics.recovered.inc()
+        self.ctx.log.warning("gradient_recovered", **asdict(recovery))
 
     def on_step(self, result: StepResult) -> bool:
         """Make the step durable, then public; says whether to go on."""

@@ -5,9 +5,10 @@ TRL 1.16 is relied on for this much, and ``tests/grpo_trainer/test_seam.py`` fai
 * ``_generate_and_score_completions(inputs)`` gives the batch as a dict; ours takes it from the stream.
 * ``compute_loss(model, inputs)`` reads ``prompt_ids``, ``prompt_mask``, ``completion_ids``, ``completion_mask``,
   ``advantages``, ``num_items_in_batch`` and, where given, ``old_per_token_logps``, ``sampling_per_token_logps``,
-  ``ref_per_token_logps`` and ``importance_sampling_ratio``, the last only after its own forward pass, which it makes
-  through ``_get_per_token_logps_and_entropies``. So one forward pass serves the loss, the importance weights and the
-  mismatch between the engine's logprobs and ours.
+  ``ref_per_token_logps`` and ``importance_sampling_ratio``, all of these only after its own forward pass,
+  which it makes through ``_get_per_token_logps_and_entropies``. That is ours: it reads rows without a gap between
+  prompt and completion. So one forward pass serves the loss, the importance weights and the mismatch between the
+  engine's logprobs and ours.
 * ``use_vllm`` with ``vllm_importance_sampling_correction`` only means: multiply by ``importance_sampling_ratio``.
 * Losses are divided by ``current_gradient_accumulation_steps``, and by ``num_items_in_batch`` scaled by it.
 
@@ -17,11 +18,9 @@ weighted so that the sum is exactly what one forward pass over the whole batch w
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,20 +28,23 @@ from typing import Any, Protocol
 
 import torch
 from datasets import Dataset
+from peft.helpers import disable_input_dtype_casting
 from transformers import PreTrainedTokenizerBase
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo_trainer.assembler import Batch
-from grpo_trainer.batch import MicroBatch, TensorDict, micro_batches, to_tensors
+from grpo_trainer.batch import Lines, MicroBatch, TensorDict, lines_of, micro_batches, to_tensors
 from grpo_trainer.config import TrainerConfig
+from grpo_trainer.observed import Observed, observe
+from grpo_trainer.recovery import Recovery, Trained, describe, in_float32
 from grpo_trainer.rng import RngState
 from grpo_trainer.step import StepResult
+from grpo_trainer.trl_arguments import grpo_config, quiet_libraries
 
 ROW_MEAN_LOSSES = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
 """Losses that are a mean over rows; ``bnpo`` is one over the micro-batch's tokens, the others over the batch's."""
 PLACEHOLDERS = 4096
-UNBOUNDED_STEPS = 1_000_000_000
 
 
 class BatchSource(Protocol):
@@ -64,19 +66,23 @@ class Diverged(Exception):
     """The loss or the gradient is no number. Nothing was saved: a restart goes on from the last checkpoint."""
 
 
-@dataclass(slots=True)
-class Observed:
-    """Sums over the completion tokens of one step."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One step's batch, divided."""
 
-    tokens: float = 0.0
-    entropy: float = 0.0
-    k3: float = 0.0
-    k3_fresh: float = 0.0
-    tokens_fresh: float = 0.0
-    max_log_ratio: float = 0.0
-    weights: float = 0.0
-    weighted: float = 0.0
-    out_of_bounds: float = 0.0
+    chunks: tuple[MicroBatch, ...]
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A micro-batch, or a part of one, on the device."""
+
+    rows: int
+    tokens: int
+    inputs: TensorDict
+    lines: Lines
 
 
 class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
@@ -98,6 +104,8 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         reference: torch.nn.Module | None = None,
         bf16: bool = False,
         cpu: bool = True,
+        on_recovery: Callable[[Recovery], None] | None = None,
+        evidence_dir: Path | None = None,
     ) -> None:
         """
         Args:
@@ -106,12 +114,15 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
             steps: optimizer steps to take; None for no end.
             rng: random state to start from; the present one when None.
             reference: frozen base model, for ``beta`` > 0 without LoRA.
+            bf16: run forward passes under bfloat16 autocast.
+            on_recovery: told of each gradient that was no number and became one.
+            evidence_dir: where micro-batches whose gradient was no number are kept; in ``work_dir`` when None.
         """
         quiet_libraries()
         super().__init__(
             model=model,
             reward_funcs=[_no_reward],
-            args=grpo_config(config, work_dir, steps, bf16=bf16, cpu=cpu),
+            args=grpo_config(config, work_dir, steps, cpu=cpu),
             train_dataset=Dataset.from_dict({"prompt": ["-"] * PLACEHOLDERS}),
             processing_class=tokenizer,
             optimizers=(optimizer, scheduler),
@@ -121,6 +132,10 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         self._on_step = on_step
         self._rng = rng or RngState.now()
         self._reference = reference
+        self._bf16 = bf16
+        self._on_recovery = on_recovery
+        self._evidence_dir = evidence_dir or work_dir / "no_number"
+        self._lines: Lines | None = None
         self._observed = Observed()
         self._batch: Batch | None = None
         self._loss = 0.0
@@ -157,24 +172,24 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         del num_items_in_batch
         tensors = self._generate_and_score_completions(inputs)
         model.train()
-        self._rng.restore()
-        self._observed = Observed()
         config = self._config
-        chunks = list(micro_batches(tensors, max_rows=config.micro_batch_size, max_tokens=config.micro_batch_tokens))
+        chunks = tuple(micro_batches(tensors, max_rows=config.micro_batch_size, max_tokens=config.micro_batch_tokens))
         self.current_gradient_accumulation_steps = len(chunks)
-        rows, tokens = tensors["prompt_ids"].size(0), max(1, int(tensors["num_items_in_batch"]))
+        work = Work(chunks, tensors["prompt_ids"].size(0), int(tensors["num_items_in_batch"]))
+        trained = Trained(model, keep_on_cpu=config.weights == "full")
+        self._begin_pass()
         total = torch.zeros((), device=self.accelerator.device)
-        for chunk in chunks:
-            row = self._row_inputs(model, chunk, tensors["num_items_in_batch"] / len(chunks))
-            with self.compute_loss_context_manager(), self._autocast():
-                loss = self.compute_loss(model, row) * self._weight(chunk, len(chunks), rows, tokens)
-            self.accelerator.backward(loss)
-            total += loss.detach()
+        # All of it (some megabytes) before the first: a copy to the GPU waits for what the GPU was given before.
+        for loaded in [self._load(chunk, work) for chunk in chunks]:
+            total += self._take(model, loaded, work)
+        # The one time that the CPU waits for the GPU: the norm costs one pass over the gradients of the whole step.
+        loss, norm = torch.stack([total, trained.norm()]).tolist()
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            total = self._take_apart(model, work, trained)
+            loss = total.item()
         self._step += 1
-        self._loss = total.item()
+        self._loss = loss
         self._rng = RngState.now()
-        if not math.isfinite(self._loss):
-            raise Diverged(f"the loss of step {self._batch_of_step().version + 1} is {self._loss}")
         return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -190,11 +205,33 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         if not self._on_step(result):
             self.control.should_training_stop = True
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        if self._current is not None and kwargs.get("compute_entropy"):
-            self._observe(result[0].detach(), result[1].detach(), self._current)
-        return result
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **_images: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Logprobs and entropies of the completion, through :class:`Lines` of the same rows."""
+        del input_ids, batch_size
+        lines = self._lines
+        if lines is None:
+            raise RuntimeError("no micro-batch is being taken")
+        # Router losses count tokens by the mask; attention goes without, see Lines.
+        router = {"attention_mask": lines.mask, "output_router_logits": True} if compute_aux_loss else {}
+        outputs = model(input_ids=lines.ids, labels=lines.labels, fused_lm_head=True, **router)
+        masked = attention_mask[:, -logits_to_keep:] == 0
+        logps = outputs.log_probs.gather(1, lines.columns).masked_fill(masked, 0.0)
+        if not compute_entropy:
+            return logps, None, None
+        entropies = outputs.entropy.gather(1, lines.columns).masked_fill(masked, 0.0)
+        if self._current is not None:
+            observe(self._observed, logps.detach(), entropies.detach(), self._current, self._config)
+        return logps, entropies, outputs.aux_loss if compute_aux_loss else None
 
     _current: TensorDict | None = None
 
@@ -211,62 +248,132 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         finally:
             self._current = None
 
-    def _row_inputs(self, model: torch.nn.Module, chunk: MicroBatch, num_items: torch.Tensor) -> TensorDict:
+    def _begin_pass(self) -> None:
+        self._rng.restore()
+        self._observed = Observed()
+        self._metrics["train"].clear()
+
+    def _take(self, model: torch.nn.Module, loaded: Loaded, work: Work, *, plain: bool = False) -> torch.Tensor:
+        """Forward and backward; the share of the step's loss.
+
+        Args:
+            plain: without autocast.
+        """
+        # PEFT casts activations to the adapter's float32, and autocast casts them back: the same bits, for nothing.
+        idle_casts = self._bf16 and not plain and self._config.weights == "lora"
+        autocast = nullcontext() if plain else self._autocast()
+        with autocast, disable_input_dtype_casting(model, active=idle_casts), self.compute_loss_context_manager():
+            self._lines, inputs = loaded.lines, dict(loaded.inputs)
+            if self.beta:
+                inputs["ref_per_token_logps"] = self._reference_logps(model, inputs)
+            loss = self.compute_loss(model, inputs) * self._weight(loaded, work)
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def _take_apart(self, model: torch.nn.Module, work: Work, trained: Trained) -> torch.Tensor:
+        """Take a step again whose loss or gradient was no number, each micro-batch's gradient apart from the others.
+
+        What is finite is added up as before. A micro-batch that is not is taken again in float32.
+
+        Raises:
+            Diverged: that is no number either. The micro-batch is kept as a file.
+        """
+        trained.clear()
+        self._begin_pass()
+        total = torch.zeros((), device=self.accelerator.device)
+        recoveries = []
+        for number, chunk in enumerate(work.chunks, 1):
+            seen, draws = self._observed.copy(), RngState.now()
+            metrics = {key: len(values) for key, values in self._metrics["train"].items()}
+            share = self._take(model, self._load(chunk, work), work)
+            if not _finite(share, trained.norm()):
+                found = describe(
+                    self._batch_of_step(),
+                    chunk,
+                    number=number,
+                    of=len(work.chunks),
+                    broken=trained.broken(),
+                    max_log_ratio=math.nan if (far := self._observed.last_largest) is None else far.item(),
+                    facts={
+                        "base_model": self._config.base_model,
+                        "temperature": self._temperature,
+                        "loss": share.item(),
+                    },
+                    folder=self._evidence_dir,
+                )
+                after = RngState.now()
+                # Nothing of the failed pass counts, and later micro-batches draw as if it had been the only one.
+                self._observed = seen
+                for key, values in self._metrics["train"].items():
+                    del values[metrics.get(key, 0) :]
+                draws.restore()
+                trained.clear()
+                share = self._retake(model, chunk, work, trained, found)
+                after.restore()
+                recoveries.append(found)
+            trained.keep()
+            total += share
+        trained.give_back()
+        version = self._batch_of_step().version + 1
+        if self._on_recovery is not None:
+            for recovery in recoveries or [Recovery(version, "repeated", micro_batches=len(work.chunks))]:
+                self._on_recovery(recovery)
+        return total
+
+    def _retake(
+        self, model: torch.nn.Module, chunk: MicroBatch, work: Work, trained: Trained, found: Recovery
+    ) -> torch.Tensor:
+        """The gradient of a micro-batch in float32, row by row where the loss allows it, which takes less memory."""
+        where = f"micro-batch {found.micro_batch} of {found.micro_batches}, which is kept in {found.file}"
+        share = torch.zeros((), device=self.accelerator.device)
+        try:
+            with in_float32(model):
+                for part in self._parts(chunk):
+                    share += self._take(model, self._load(part, work), work, plain=True)
+        except torch.OutOfMemoryError as error:
+            raise Diverged(
+                f"the gradient of step {found.version} is no number, and there is no memory to take it again in "
+                f"float32 ({error}): {where}"
+            ) from error
+        norm = trained.norm()
+        if not _finite(share, norm):
+            what = ("gradient norm", norm) if math.isfinite(share.item()) else ("loss", share)
+            raise Diverged(
+                f"the {what[0]} of step {found.version} is {what[1].item()}, in float32 too, because of {where}"
+            )
+        return share
+
+    def _parts(self, chunk: MicroBatch) -> Iterable[MicroBatch]:
+        """Parts whose losses add up to that of the micro-batch: terms that are means over it cannot be divided."""
+        whole = self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
+        return (chunk,) if whole else chunk.single_rows()
+
+    def _load(self, chunk: MicroBatch, work: Work) -> Loaded:
         device = self.accelerator.device
         inputs = {key: tensor.to(device) for key, tensor in chunk.tensors.items()}
-        inputs["num_items_in_batch"] = num_items.to(device)
-        if self._config.correction == "none":
-            inputs["old_per_token_logps"] = inputs["sampling_per_token_logps"]
-        if self.beta:
-            inputs["ref_per_token_logps"] = self._reference_logps(model, inputs)
-        return inputs
+        inputs["num_items_in_batch"] = torch.tensor(work.tokens / len(work.chunks), device=device)
+        return Loaded(chunk.rows, chunk.tokens, inputs, lines_of(chunk.tensors).to(device))
 
     def _autocast(self) -> Any:
-        """bfloat16 over float32 weights; accelerate's own wrapper is lost when the head is made anew."""
-        device = self.accelerator.device.type
-        return torch.autocast(device, torch.bfloat16) if self.args.bf16 else nullcontext()
+        """bfloat16 over float32 weights, where that is configured."""
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
     def _reference_logps(self, model: torch.nn.Module, inputs: TensorDict) -> torch.Tensor:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         width = inputs["completion_ids"].size(1)
-        with torch.no_grad(), self._autocast():
+        with torch.no_grad():
             if self._reference is not None:
                 return self._get_per_token_logps_and_entropies(self._reference, ids, mask, width)[0]
             with self.accelerator.unwrap_model(model).disable_adapter():
                 return self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
 
-    def _observe(self, logps: torch.Tensor, entropy: torch.Tensor, inputs: TensorDict) -> None:
-        """Compare our logprobs with the engine's, and put the importance weights where the loss will look."""
-        mask = inputs["completion_mask"]
-        log_ratio = (logps.float() - inputs["sampling_per_token_logps"]) * mask
-        k3 = (torch.expm1(log_ratio) - log_ratio) * mask
-        fresh = mask * (inputs["lag"] == 0).unsqueeze(1)
-        seen = self._observed
-        count = float(mask.sum())
-        seen.tokens += count
-        seen.entropy += float((entropy.float() * mask).sum())
-        seen.k3 += float(k3.sum())
-        seen.k3_fresh += float((k3 * fresh).sum())
-        seen.tokens_fresh += float(fresh.sum())
-        seen.max_log_ratio = max(seen.max_log_ratio, float(log_ratio.abs().max()))
-        if self._config.correction == "none":
-            seen.weights += float((torch.exp(log_ratio) * mask).sum())
-            seen.weighted += count
-            return
-        weights, outside = importance_weights(log_ratio, self._config)
-        inputs["importance_sampling_ratio"] = weights
-        real = mask if weights.size(1) > 1 or mask.size(1) == 1 else mask.amax(1, keepdim=True)
-        seen.weights += float((weights * real).sum())
-        seen.weighted += float(real.sum())
-        seen.out_of_bounds += float((outside * real).sum())
-
-    def _weight(self, chunk: MicroBatch, chunks: int, rows: int, tokens: int) -> float:
+    def _weight(self, chunk: Loaded, work: Work) -> float:
         """Turns TRL's mean over a micro-batch into its share of the mean over the batch."""
         if self.loss_type in ROW_MEAN_LOSSES:
-            return chunk.rows * chunks / rows
+            return chunk.rows * len(work.chunks) / work.rows
         if self.loss_type == "bnpo":
-            return chunk.tokens * chunks / tokens
+            return chunk.tokens * len(work.chunks) / max(1, work.tokens)
         return 1.0
 
     def _set_temperature(self, batch: Batch) -> None:
@@ -289,7 +396,7 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         return self._batch
 
     def _result(self, logs: dict[str, float], metrics: dict[str, float]) -> StepResult:
-        seen = self._observed
+        seen = self._observed.read()
         tokens = max(1.0, seen.tokens)
         clipped = metrics.get("clip_ratio/region_mean", metrics.get("cispo_clip_ratio", 0.0))
         if self._config.correction != "none":
@@ -311,71 +418,8 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         )
 
 
-def importance_weights(log_ratio: torch.Tensor, config: TrainerConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Importance weights against the behaviour policy.
-
-    Args:
-        log_ratio: log of recomputed over behaviour probability, float32[B, C], 0 where masked.
-
-    Returns:
-        Weights, and 1 where the ratio was out of bounds: [B, C] for the token modes, [B, 1] for the sequence modes.
-    """
-    sequence = config.correction.startswith("sequence")
-    ratio = torch.exp((log_ratio.sum(1, keepdim=True) if sequence else log_ratio).clamp(-80.0, 80.0))
-    low = config.correction_min if config.correction_min is not None else 0.0
-    high = config.correction_max if config.correction_max is not None else math.inf
-    outside = (ratio < low) | (ratio > high)
-    weights = ratio.masked_fill(outside, 0.0) if config.correction.endswith("mask") else ratio.clamp(low, high)
-    return weights, outside.to(ratio.dtype)
-
-
-def grpo_config(config: TrainerConfig, work_dir: Path, steps: int | None, *, bf16: bool, cpu: bool) -> GRPOConfig:
-    """TRL's arguments: one optimizer step per training step, no reports, no bars, no checkpoints of its own."""
-    return GRPOConfig(
-        output_dir=str(work_dir),
-        max_steps=steps if steps is not None else UNBOUNDED_STEPS,
-        per_device_train_batch_size=2,
-        num_generations=2,
-        gradient_accumulation_steps=1,
-        steps_per_generation=1,
-        beta=0.0,
-        loss_type=config.loss_type,
-        scale_rewards=config.scale_rewards,
-        importance_sampling_level=config.importance_sampling_level,
-        epsilon=config.epsilon,
-        epsilon_high=config.clip_high,
-        delta=config.delta,
-        off_policy_mask_threshold=config.off_policy_mask_threshold,
-        top_entropy_quantile=config.top_entropy_quantile,
-        entropy_coef=config.entropy_coef,
-        vllm_importance_sampling_correction=config.correction != "none",
-        temperature=1.0,
-        max_grad_norm=config.max_grad_norm,
-        gradient_checkpointing=config.gradient_checkpointing,
-        bf16=bf16,
-        use_cpu=cpu,
-        seed=config.seed,
-        logging_strategy="steps",
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        shuffle_dataset=False,
-        disable_dropout=False,
-    )
-
-
-def quiet_libraries() -> None:
-    """TRL, transformers and accelerate write warnings and bars for people at a notebook; the service logs its own."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    for name in ("trl", "accelerate", "peft", "datasets"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"(trl|transformers|accelerate|peft|torch)(\..*)?")
+def _finite(*values: torch.Tensor) -> bool:
+    return all(math.isfinite(value) for value in torch.stack(values).tolist())
 
 
 def _no_reward(completions: list[Any], **_columns: Any) -> list[float]:

@@ -18,7 +18,8 @@ from grpo_trainer.assembler import Assembler, Batch, Rules
 from grpo_trainer.batch import to_tensors
 from grpo_trainer.config import TrainerConfig
 from grpo_trainer.model import Policy, load_policy
-from grpo_trainer.seam import StreamTrainer, importance_weights
+from grpo_trainer.observed import importance_weights
+from grpo_trainer.seam import StreamTrainer
 from grpo_trainer.step import StepResult
 
 LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
