@@ -182,7 +182,7 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         # All of it (some megabytes) before the first: a copy to the GPU waits for what the GPU was given before.
         for loaded in [self._load(chunk, work) for chunk in chunks]:
             total += self._take(model, loaded, work)
-        # The one time that the CPU waits for the GPU: the norm costs one pass over the gradients of the whole step.
+        # Read together: one wait for the GPU, and one pass over the gradients of the whole step.
         loss, norm = torch.stack([total, trained.norm()]).tolist()
         if not math.isfinite(loss) or not math.isfinite(norm):
             total = self._take_apart(model, work, trained)

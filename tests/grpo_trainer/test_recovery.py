@@ -399,6 +399,14 @@ def test_idle_casts_are_the_same_bits(policy_dir: Path) -> None:
 # In the service
 
 
+def documented_snippet() -> str:
+    """The code that docs/training.md gives for a kept micro-batch."""
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    (found,) = [block for block in blocks if "no_number" in block]
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True])
 def test_the_service_says_so_and_publishes_nothing_of_a_bad_step(
@@ -438,3 +446,8 @@ def test_the_service_says_so_and_publishes_nothing_of_a_bad_step(
     assert torch.load(run_dir / "no_number" / "v000002-1.pt", weights_only=True)["version"] == 1
     shown = context.metrics.registry.get_sample_value("gristmill_trainer_gradients_recovered_total")
     assert shown == (0 if lasting else 1)
+    if lasting:
+        names: dict[str, Any] = {"run_dir": str(run_dir)}
+        exec(documented_snippet().replace("v000005-3", "v000002-1"), names)
+        assert names["found"]["version"] == 1
+        assert names["broken"] == [], "the fault was planted, not in the numbers"
