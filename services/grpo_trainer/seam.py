@@ -177,16 +177,15 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         self.current_gradient_accumulation_steps = len(chunks)
         work = Work(chunks, tensors["prompt_ids"].size(0), int(tensors["num_items_in_batch"]))
         trained = Trained(model, keep_on_cpu=config.weights == "full")
-        self._begin_pass()
-        total = torch.zeros((), device=self.accelerator.device)
-        # All of it (some megabytes) before the first: a copy to the GPU waits for what the GPU was given before.
-        for loaded in [self._load(chunk, work) for chunk in chunks]:
-            total += self._take(model, loaded, work)
-        # Read together: one wait for the GPU, and one pass over the gradients of the whole step.
-        loss, norm = torch.stack([total, trained.norm()]).tolist()
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            total = self._take_apart(model, work, trained)
-            loss = total.item()
+        # PEFT casts activations to the adapter's float32, and autocast casts them back: the same bits, for nothing.
+        # Backward passes belong inside, since checkpointed activations are computed again there.
+        with disable_input_dtype_casting(model, active=self._bf16 and config.weights == "lora"):
+            total = self._take_all(model, work)
+            # Read together: one wait for the GPU, and one pass over the gradients of the whole step.
+            loss, norm = torch.stack([total, trained.norm()]).tolist()
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                total = self._take_apart(model, work, trained)
+                loss = total.item()
         self._step += 1
         self._loss = loss
         self._rng = RngState.now()
@@ -253,16 +252,22 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         self._observed = Observed()
         self._metrics["train"].clear()
 
+    def _take_all(self, model: torch.nn.Module, work: Work) -> torch.Tensor:
+        """Forward and backward over the whole step, gradients added up as they come; the loss."""
+        self._begin_pass()
+        total = torch.zeros((), device=self.accelerator.device)
+        # All of it (some megabytes) before the first: a copy to the GPU waits for what the GPU was given before.
+        for loaded in [self._load(chunk, work) for chunk in work.chunks]:
+            total += self._take(model, loaded, work)
+        return total
+
     def _take(self, model: torch.nn.Module, loaded: Loaded, work: Work, *, plain: bool = False) -> torch.Tensor:
         """Forward and backward; the share of the step's loss.
 
         Args:
             plain: without autocast.
         """
-        # PEFT casts activations to the adapter's float32, and autocast casts them back: the same bits, for nothing.
-        idle_casts = self._bf16 and not plain and self._config.weights == "lora"
-        autocast = nullcontext() if plain else self._autocast()
-        with autocast, disable_input_dtype_casting(model, active=idle_casts), self.compute_loss_context_manager():
+        with nullcontext() if plain else self._autocast(), self.compute_loss_context_manager():
             self._lines, inputs = loaded.lines, dict(loaded.inputs)
             if self.beta:
                 inputs["ref_per_token_logps"] = self._reference_logps(model, inputs)

@@ -396,6 +396,15 @@ def test_idle_casts_are_the_same_bits(policy_dir: Path) -> None:
         assert torch.equal(before, after)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_checkpointed_activations_are_computed_again_alike(dropout: float, policy_dir: Path, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"dtype": "bfloat16", "lora": {"r": 4, "alpha": 8, "dropout": dropout}}
+    expected = Run(policy_dir, tmp_path / "a", **more).go()
+    found = Run(policy_dir, tmp_path / "b", gradient_checkpointing=True, **more).go()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+
+
 # In the service
 
 
