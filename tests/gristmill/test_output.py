@@ -36,7 +36,9 @@ def test_nothing_is_left_of_what_does_not_end(tmp_path: Path, error: type[BaseEx
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     source = (
-        "import pathlib, sys, time\nfrom gristmill.cli.output import complete_file\n"
+        "import pathlib, signal, sys, time\nfrom gristmill.cli.output import complete_file\n"
+        # A suite that runs in the background of a shell has it ignored, and children inherit that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "with complete_file(pathlib.Path(sys.argv[1])) as out:\n    print('in', flush=True)\n    time.sleep(60)\n"
     )
     arguments = [sys.executable, "-c", source, str(tmp_path / "out.jsonl")]
