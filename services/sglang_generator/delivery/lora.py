@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -80,25 +81,21 @@ class LoraDelivery(Delivery):
 
     async def _load(self, client: EngineClient, name: str, path: Path, *, trusted: bool) -> int:
         """Bytes moved: 0 if the adapter is there already and may stay."""
-        if not self._tensors:
-            reply = await client.load_lora_adapter(name, str(path))
-            if _is_present(reply):
-                if trusted or self._adopt:
-                    return 0
-                await self._unload(client, name)
-                reply = await client.load_lora_adapter(name, str(path))
-            self._check(client, name, path, reply)
-            return await asyncio.to_thread(folder_bytes, path)
-        packed = await self._pack(name, path)
-        body = _body(name, packed)
-        reply = await calls.load_lora_from_tensors(client, body)
+        if self._tensors:
+            packed = await self._pack(name, path)
+            load = partial(calls.load_lora_from_tensors, client, _body(name, packed))
+            stays, moved = trusted, packed.tensor_bytes
+        else:
+            load = partial(client.load_lora_adapter, name, str(path))
+            stays, moved = trusted or self._adopt, None
+        reply = await load()
         if _is_present(reply):
-            if trusted:
+            if stays:
                 return 0
             await self._unload(client, name)
-            reply = await calls.load_lora_from_tensors(client, body)
+            reply = await load()
         self._check(client, name, path, reply)
-        return packed.tensor_bytes
+        return await asyncio.to_thread(folder_bytes, path) if moved is None else moved
 
     async def _pack(self, name: str, path: Path) -> Packed:
         try:
