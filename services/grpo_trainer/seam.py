@@ -406,7 +406,8 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         clipped = metrics.get("clip_ratio/region_mean", metrics.get("cispo_clip_ratio", 0.0))
         if self._config.correction != "none":
             clipped = seen.out_of_bounds / max(1.0, seen.weighted)
-        metrics["mismatch/kl_lag0"] = seen.k3_fresh / max(1.0, seen.tokens_fresh)
+        if seen.tokens_fresh:
+            metrics["mismatch/kl_lag0"] = seen.k3_fresh / seen.tokens_fresh
         return StepResult(
             batch=self._batch_of_step(),
             loss=self._loss,
