@@ -29,6 +29,7 @@ from grpo_trainer.model import load_policy
 from grpo_trainer.trl_arguments import quiet_libraries
 
 NAMED = 3
+NARROWEST = 192
 
 
 def parse() -> argparse.Namespace:
@@ -41,11 +42,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hunt", type=int, default=40, help="micro-batches for each line of the table")
     parser.add_argument("--rows", type=int, default=16, help="rows of a micro-batch")
     parser.add_argument("--widths", default="320,448,576", help="each is 64 more than a multiple of 128")
-    parser.add_argument("--controls", default="-64,-32,1", help="what is added to those widths for comparison")
+    parser.add_argument("--controls", default="-64,-32,1", help="added to those widths to compare: --controls=-64,1")
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--gpu-memory-fraction", type=float)
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    widths, shifts = ([int(n) for n in text.split(",")] for text in (arguments.widths, arguments.controls))
+    if min(widths) + min(0, *shifts) < NARROWEST:
+        parser.error(f"too narrow: prompts of GSM8K need widths of {NARROWEST} and more")
+    return arguments
 
 
 def bare_kernel(length: int, *, masked: bool, device: torch.device) -> tuple[str, int]:

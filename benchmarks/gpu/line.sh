@@ -15,11 +15,11 @@
 #                      that have some spread keep the gradient's noise low enough for steps of this size.
 #   LoRA r 32, 1e-4    "LoRA Without Regret" (Schulman et al., 2025): in RL even low ranks learn as full training does,
 #                      at ten times its learning rate. 1e-6 to 5e-6 is usual for whole weights of models this small,
-#                      so 1e-5 to 5e-5; twice that, since the run is short, was stable in all runs in docs/results.
+#                      so 1e-5 to 5e-5; twice that, since the run is short, was stable in the three runs of docs/results.
 #   full 2e-6          when whole weights are trained.
 #   temperature 1      the behaviour policy is the policy: ratios are 1 but for lag and rounding.
 #   400 new tokens     these models answer GSM8K in 150 to 300; what does not end by then scores 0.
-#   16384 tokens       a micro-batch: 21 GiB with the 0.5B model, 47 with the 1.5B. 8192 took a third longer (0.5B).
+#   16384 tokens       a micro-batch: with the 1.5B model 47 GiB in use, and with the 0.5B 8192 took a third longer.
 #   max_staleness 1    generation and training overlap; token_truncate corrects for the lag of one version.
 # See engine.sh for SGLANG_SITE and SGLANG_FLAGS.
 set -euo pipefail

@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 
 
 def main() -> None:
+    """Draw the runs that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file of the figure; its ending says the format")
     parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER")
@@ -53,6 +54,7 @@ def draw(upper: plt.Axes, lower: plt.Axes, label: str, folder: Path) -> None:
         upper.plot(ends[found["policy"]], found["pass_at_1"], "o", color=line.get_color(), markerfacecolor="none")
     numbers = [step["version"] for step in steps]
     lower.plot(numbers, [step["mismatch_kl"] for step in steps], color=line.get_color())
+    # A step without samples of its own version has none: a gap in the line.
     fresh = [step["metrics"].get("mismatch/kl_lag0") or float("nan") for step in steps]
     lower.plot(numbers, fresh, color=line.get_color(), linestyle="--")
 

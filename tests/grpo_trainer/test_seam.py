@@ -28,14 +28,15 @@ LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 class Stream:
     """Two groups of four for every step, as if from the topic."""
 
-    def __init__(self, logps: float | None = None) -> None:
-        self.assembler = Assembler(Rules("run", 2, 0))
+    def __init__(self, lag: int = 0) -> None:
+        self.lag = lag
+        self.assembler = Assembler(Rules("run", 2, lag))
         self.results: list[StepResult] = []
 
     def next_batch(self) -> Batch:
         first = 2 * self.assembler.version + 1
         for ordinal in (first, first + 1):
-            for verdict in make_group(ordinal, version=self.assembler.version):
+            for verdict in make_group(ordinal, version=max(0, self.assembler.version - self.lag)):
                 self.assembler.offer(verdict, 0.0)
         batch = self.assembler.cut()
         assert batch is not None
@@ -47,10 +48,12 @@ class Stream:
         return True
 
 
-def train(policy_dir: Path, tmp_path: Path, steps: int = 1, **values: Any) -> tuple[Policy, list[StepResult]]:
+def train(
+    policy_dir: Path, tmp_path: Path, steps: int = 1, lag: int = 0, **values: Any
+) -> tuple[Policy, list[StepResult]]:
     settings: dict[str, Any] = {"base_model": str(policy_dir), "learning_rate": 1e-2, "lora": {"r": 4, "alpha": 8}}
     config = TrainerConfig(**(settings | values))
-    policy, stream = load_policy(config), Stream()
+    policy, stream = load_policy(config), Stream(lag)
     StreamTrainer(
         model=policy.model,
         tokenizer=policy.tokenizer,
@@ -129,6 +132,13 @@ def test_kl_is_measured_against_the_base_model(policy_dir: Path, tmp_path: Path)
         assert results[0].kl == pytest.approx(0.0, abs=1e-6), "version 0 is the base model"
         assert results[2].kl is not None
         assert results[2].kl > 1e-6
+
+
+def test_mismatch_without_staleness_is_told_where_there_is_a_fresh_sample(policy_dir: Path, tmp_path: Path) -> None:
+    _, (fresh, stale) = train(policy_dir, tmp_path, 2, lag=1, max_staleness=1)
+    assert fresh.metrics["mismatch/kl_lag0"] == pytest.approx(fresh.mismatch_kl)
+    assert "mismatch/kl_lag0" not in stale.metrics
+    assert stale.mismatch_kl > 0
 
 
 def test_mismatch_vanishes_when_the_engines_logprobs_are_right(policy_dir: Path, tmp_path: Path) -> None:
