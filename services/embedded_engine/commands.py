@@ -11,6 +11,7 @@ from gristmill.cli.options import ConfigFile
 from gristmill.config import load_settings
 from gristmill.errors import MissingExtra
 from gristmill.logs import configure_logging
+from gristmill.startup import heavy_imports
 
 
 def engine(
@@ -54,7 +55,8 @@ def engine(
     settings = load_settings(config, {"engine": given} if given else None)
     configure_logging(settings.common.log_level, settings.common.log_format, service="engine")
     try:
-        from embedded_engine.server import serve
+        with heavy_imports():
+            from embedded_engine.server import serve
     except ModuleNotFoundError as error:
         raise MissingExtra("gristmill engine", "engine", error.name or str(error)) from error
     serve(settings.section("engine", EngineConfig))

@@ -7,13 +7,15 @@ from typing import Any
 
 from embedded_engine.errors import UnsupportedModel
 from embedded_engine.request import FinishReason
+from gristmill.startup import heavy_imports
 
 
 class Tokenizer:
     """A Hugging Face tokenizer. Decoding is safe from several threads; encode from one only."""
 
     def __init__(self, path: str, vocab_size: int) -> None:
-        from transformers import AutoTokenizer
+        with heavy_imports():
+            from transformers import AutoTokenizer
 
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path)

@@ -1,5 +1,8 @@
 """``python -m gristmill``."""
 
-from gristmill.cli import main
+from gristmill.startup import heavy_imports
+
+with heavy_imports():
+    from gristmill.cli import main
 
 main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gristmill.service import ServiceContext, ServiceSpec
+from gristmill.startup import heavy_imports
 from grpo_trainer.config import TrainerConfig
 from grpo_trainer.gpu import claim_gpu, spare_memory
 
@@ -12,7 +13,8 @@ def run(ctx: ServiceContext[TrainerConfig]) -> None:
     claim_gpu(ctx.config.device)
     if not ctx.config.weight_source.enabled:
         spare_memory()
-    from grpo_trainer.run import train
+    with heavy_imports():
+        from grpo_trainer.run import train
 
     train(ctx)
 

@@ -130,9 +130,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
+    # What is made now stays for good: it is looked through once, at the end, and not while it grows.
+    gc.disable()
     warm()
     gc.collect()
     gc.freeze()
+    gc.enable()
     try:
         template(control, int(sys.argv[2]))
     except (BrokenPipeError, ConnectionResetError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from gristmill.errors import BadInput, ConfigError, MissingExtra
 from gristmill.messages import Problem
+from gristmill.startup import heavy_imports
 
 
 class Prompts:
@@ -63,7 +64,8 @@ class Prompts:
 
 def _load(path: str) -> Any:
     try:
-        from transformers import AutoTokenizer
+        with heavy_imports():
+            from transformers import AutoTokenizer
     except ModuleNotFoundError as error:
         raise MissingExtra("the generator", "generator", error.name or "transformers") from error
     try:

@@ -48,7 +48,7 @@ def sandbox_image() -> str:
 @pytest.fixture(scope="session")
 def code_config(sandbox_image: str) -> CodeConfig:
     """Two sandboxes with short limits."""
-    return CodeConfig(workers=2, image=sandbox_image, time_limit_s=3.0, job_limit_s=20.0)
+    return CodeConfig(workers=2, image=sandbox_image, time_limit_s=3.0)
 
 
 @pytest.fixture(scope="session")

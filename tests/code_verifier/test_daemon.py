@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import docker
+import docker.errors
 import pytest
 
 from code_verifier.config import CodeConfig
@@ -37,7 +39,18 @@ def config(code_config: CodeConfig, private_daemon: PrivateDaemon) -> CodeConfig
 
 def containers(daemon: PrivateDaemon) -> list[str]:
     with contextlib.closing(docker.DockerClient(daemon.address, version="1.41", timeout=30)) as client:
-        return [f"{entry['Id'][:12]} {entry['Status']} {entry['Labels']}" for entry in client.api.containers(all=True)]
+        listed = client.api.containers(all=True)
+        return [f"{entry['Id'][:12]} {entry['Status']} {entry['Labels']}" for entry in listed if known(client, entry)]
+
+
+def known(client: docker.DockerClient, entry: dict[str, Any]) -> bool:
+    """Whether there is such a container. An engine that was killed sometimes goes on listing one as dead that
+    it has removed: whoever asks for it, or removes it, is told that there is none."""
+    try:
+        client.api.inspect_container(entry["Id"])
+    except docker.errors.NotFound:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -22,11 +22,18 @@ from gristmill.service import ServiceContext
 from gristmill.topics import Topics, apply
 from gristmill.worker import Incoming, Outgoing
 from support.context import apply_topics, make_context, make_problem
-from support.kafka import KafkaBroker
+from support.kafka import EAGER_CLEANING, KafkaBroker, running_kafka
 from support.processes import wait_until
 from support.workers import RunningWorker, committed, to_rejection
 
 pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """One of this file's own: it is killed in between, and cleans up at once."""
+    with running_kafka(tmp_path_factory.mktemp("own-kafka"), EAGER_CLEANING) as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -10,14 +10,20 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from gristmill.broker import free_port
 
 START_S = 60.0
+EAGER_CLEANING = {"log.retention.check.interval.ms": "500", "log.cleaner.backoff.ms": "200"}
+"""Settings of a broker that compacts and forgets at once. It goes through all of its topics for that, so one that keeps
+the topics of many tests is better off without."""
 DEV_HOMES = (Path(__file__).parents[3] / "shared" / "kafka",)
 
 LOG4J = """
@@ -144,12 +150,24 @@ class KafkaBroker:
             "group.min.session.timeout.ms": "1000",
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
-            "log.retention.check.interval.ms": "500",
-            "log.cleaner.backoff.ms": "200",
             "log.initial.task.delay.ms": "500",
             "message.max.bytes": str(9 * 1024 * 1024),
             **self._settings,
         }
+
+
+@contextmanager
+def running_kafka(folder: Path, settings: dict[str, str] | None = None) -> Iterator[KafkaBroker]:
+    """A broker of a fixture; the tests are skipped where there can be none."""
+    missing, home = missing_for_kafka(), kafka_home()
+    if missing or home is None:
+        pytest.skip(missing or "no Kafka")
+    broker = KafkaBroker(home, folder, settings=settings)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.kill()
 
 
 def die_with_parent() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from embedded_engine.errors import UnsupportedModel
+from gristmill.startup import heavy_imports
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 MAX_DEFAULT_CONTEXT = 32768
@@ -83,8 +84,9 @@ def read_spec(folder: Path, context_length: int | None) -> ModelSpec:
     Raises:
         UnsupportedModel: an architecture or feature that the forward pass does not have.
     """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+    with heavy_imports():
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
         raise UnsupportedModel(f"{folder}: no config.json")

@@ -27,6 +27,7 @@ from gristmill.cli.schemas import schemas
 from gristmill.cli.tap import tap
 from gristmill.cli.topics import topics
 from gristmill.errors import ConfigError, GristmillError, MissingExtra
+from gristmill.startup import heavy_imports
 
 errors = Console(stderr=True)
 
@@ -101,7 +102,9 @@ def main() -> None:
 
 
 def _run() -> None:
-    build()()
+    with heavy_imports():
+        app = build()
+    app()
 
 
 def report_errors(command: Callable[[], object]) -> None:

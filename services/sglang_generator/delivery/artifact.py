@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.errors import ArtifactError, MissingExtra
+from gristmill.startup import heavy_imports
 
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -62,8 +63,9 @@ def require_torch(feature: str) -> None:
 
 def import_torch() -> None:
     """Takes seconds: better before an engine waits for it."""
-    import safetensors
-    import torch
+    with heavy_imports():
+        import safetensors
+        import torch
 
     assert torch, safetensors
 
