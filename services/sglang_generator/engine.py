@@ -78,6 +78,8 @@ class Engine:
         """The version that is being delivered here."""
         self.tokens = 0
         """Tokens sampled here so far."""
+        self.answers = 0
+        """Samples that were taken from here so far."""
         self.admission = 0
         """How often the engine was admitted."""
         self._config = config
@@ -180,6 +182,7 @@ class Engine:
         self._failures = self._openings = 0
         self._heard_at = time.monotonic()
         self.tokens += len(result.ids) // 4
+        self.answers += 1
         self._instruments.engine_tokens.labels(self.url).inc(len(result.ids) // 4)
         return result
 
