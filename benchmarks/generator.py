@@ -17,8 +17,8 @@ its own, and the bare client gets what it found.
 Beside the rate of the whole round stands that of its middle: from when as many requests are in flight as may be until
 all have been sent, so without the ramp at the start and the tail at the end.
 
-``--engine stepping`` works as SGLang's scheduler does (``tests/sglang_generator/stepping_engine.py``), and its counts of
-steps are printed for both sides: the more sequences a prefill gets, the closer a client's requests follow its answers.
+``--engine stepping`` works as SGLang's scheduler does (``tests/sglang_generator/stepping_engine.py``), and its counts
+of steps are printed for both sides: the more sequences a prefill gets, the faster a client turns answers into requests.
 
 ``--prompts`` takes the rows of ``gristmill problems export``.
 """
@@ -283,7 +283,7 @@ class ServiceRun:
             used, started = cpu_seconds(), time.perf_counter()
             self.offer(self.ordinal)
         engine = self.engine
-        meter = Meter(samples, engine.slots.limit, lambda: (engine.client.in_flight, engine.answers - answers))
+        meter = Meter(samples, engine.limit, lambda: (engine.client.in_flight, engine.answers - answers))
         while self.published() < before + samples:  # noqa: ASYNC110 (a counter, not an event)
             await asyncio.sleep(0.005)
         seconds, cpu_s = time.perf_counter() - started, cpu_seconds() - used
@@ -293,13 +293,13 @@ class ServiceRun:
         """Rounds until the controller leaves the limit as it is."""
         limit = 0
         for _ in range(SEARCH_ROUNDS):
-            if self.engine.slots.limit == limit:
+            if self.engine.limit == limit:
                 break
-            limit = self.engine.slots.limit
+            limit = self.engine.limit
             result = await self.round(self.next_problems(samples))
-            found = self.engine.slots.limit
+            found = self.engine.limit
             print(f"  search: {limit} to {found} in flight, {result.token_rate:,.0f} tokens/s", flush=True)
-        return self.engine.slots.limit
+        return self.engine.limit
 
 
 def read_prompts(file: Path | None) -> list[dict[str, Any]]:

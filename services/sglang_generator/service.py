@@ -19,7 +19,7 @@ from sglang_generator.admission import Admission
 from sglang_generator.config import GeneratorConfig
 from sglang_generator.errors import RequestRefused
 from sglang_generator.fleet import Fleet
-from sglang_generator.groups import SERVICE_NAME, GroupSampler, failed_group, failed_sample
+from sglang_generator.groups import SERVICE_NAME, Group, GroupSampler, failed_group, failed_sample
 from sglang_generator.instruments import Instruments
 from sglang_generator.policies import PolicyFollower
 from sglang_generator.policy import Policy, static_policy
@@ -111,11 +111,12 @@ class Generator:
                 self._count_refusal(error)
                 raise
             started = time.monotonic()
-            placement = await self.fleet.place(problem.group_size)
+            group = Group(problem, ids)
+            placement = await self.fleet.place(problem.group_size, group)
         self._instruments.placement_wait.observe(time.monotonic() - started)
         try:
             with self._instruments.groups.track_inprogress():
-                samples = await self._sampler.sample(problem, ids, placement, waited)
+                samples = await self._sampler.sample(group, placement, waited)
         except RequestRefused as error:
             self._count_refusal(error)
             raise

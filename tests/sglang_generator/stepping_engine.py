@@ -1,9 +1,9 @@
 """A fake engine that steps as SGLang's scheduler does, in a process of its own, for benchmarks.
 
 While requests wait, a step prefills all of them that fit; else it decodes one token of every running request. A step
-takes its time whatever its size, so throughput depends on how many sequences a prefill gets, that is on how fast and how
-closely together a client turns answers into requests. Answers go out when their last step is over, while the next one
-runs: the steps are a thread's, as SGLang's scheduler is a process of its own.
+takes its time whatever its size, so throughput depends on how many sequences a prefill gets, that is on how fast and
+how closely together a client turns answers into requests. Answers go out when their last step is over, while the next
+one runs: the steps are a thread's, as SGLang's scheduler is a process of its own.
 
 How many tokens a request gets follows from its number alone: of every 64, most get all that they asked for.
 ``GET /steps`` tells what was counted since the last time it was asked.
