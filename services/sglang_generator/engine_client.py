@@ -103,7 +103,12 @@ class EngineClient:
         """
         request = Request(rid, Prompt(input_ids), params, expected)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        flight = self.send(request, outcome.set_result, timeout_s)
+
+        def done(found: Outcome) -> None:
+            if not outcome.done():
+                outcome.set_result(found)
+
+        flight = self.send(request, done, timeout_s)
         try:
             found = await outcome
         finally:

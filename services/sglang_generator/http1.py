@@ -113,6 +113,6 @@ class _Events:
                 self._status = event.status_code
             elif isinstance(event, h11.EndOfMessage):
                 done = connection.our_state is h11.DONE and connection.their_state is h11.DONE
-                return Response(self._status, b"".join(self._body), done and not connection.trailing_data[0])
+                return Response(self._status, b"".join(self._body), done and not any(connection.trailing_data))
             elif isinstance(event, h11.ConnectionClosed):
                 raise h11.RemoteProtocolError("the server closed the connection without a response")

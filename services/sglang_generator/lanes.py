@@ -28,7 +28,7 @@ _READ_BYTES = 1 << 18
 
 Outcome: TypeAlias = Response | EngineError
 Done: TypeAlias = Callable[[Outcome], None]
-"""Called once, from the event loop, unless the request is given up before."""
+"""Called once, from the event loop, unless the request is given up before; it must not raise."""
 
 
 class Flight:

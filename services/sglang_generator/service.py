@@ -1,6 +1,6 @@
 """The generator: problems in, completions out, each sample stamped with the one policy version that made it.
 
-Order of a group: wait for credit, check and render the problem, wait for an engine with room that has confirmed
+Order of a group: check and render the problem, wait for credit, wait for an engine with room that has confirmed
 the current version, sample, publish. While a group only waits it can be given back; once it samples it is
 finished, or aborted at the engine and delivered again, but never half committed.
 """
@@ -102,16 +102,17 @@ class Generator:
             self._instruments.problems_ignored.inc()
             return ()
         async with only_while_owned():
+            # Before the credit comes, if it can be done: then many groups begin at once.
+            group = self._prepare(problem) if self.prompts.loaded else None
             waited = await self.admission.wait(problem.ordinal)
             self._instruments.admission_wait.observe(waited)
-            try:
-                check_problem(problem, self._ctx.config.max_group_size)
-                ids = await self._render(problem)
-            except BadInput as error:
-                self._count_refusal(error)
-                raise
+            if group is None:
+                await self._load_tokenizer()
+                group = self._prepare(problem)
+            if isinstance(group, BadInput):
+                self._count_refusal(group)
+                raise group
             started = time.monotonic()
-            group = Group(problem, ids)
             placement = await self.fleet.place(problem.group_size, group)
         self._instruments.placement_wait.observe(time.monotonic() - started)
         try:
@@ -152,11 +153,15 @@ class Generator:
         assert self.fleet.tokenizer_path is not None
         await self.prompts.load(self.fleet.tokenizer_path)
 
-    async def _render(self, problem: Problem) -> list[int]:
-        await self._load_tokenizer()
-        ids = self.prompts.render(problem)
-        check_length(problem, len(ids), self.fleet.context_length)
-        return ids
+    def _prepare(self, problem: Problem) -> Group | BadInput:
+        """The group that a problem asks for, or why there can be none."""
+        try:
+            check_problem(problem, self._ctx.config.max_group_size)
+            ids = self.prompts.render(problem)
+            check_length(problem, len(ids), self.fleet.context_length)
+        except BadInput as error:
+            return error
+        return Group(problem, ids)
 
     def _outgoing(self, sample: Completion | Verdict) -> Outgoing:
         topics = self._ctx.topics
