@@ -47,8 +47,9 @@ from sglang_generator.config import GeneratorConfig
 from sglang_generator.delivery import Receipt, make_delivery
 from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
-from sglang_generator.fleet import Fleet, Placement
+from sglang_generator.fleet import Fleet
 from sglang_generator.instruments import Instruments
+from sglang_generator.placement import Placement
 from sglang_generator.policy import Policy, announced_policy
 from sglang_generator.wire import Prompt
 

@@ -16,8 +16,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
@@ -27,35 +25,9 @@ from sglang_generator.engine import Engine
 from sglang_generator.errors import PolicyGone
 from sglang_generator.instruments import Instruments
 from sglang_generator.pacer import Pacer
+from sglang_generator.placement import Placement, Starter, Waiting
 from sglang_generator.policy import Policy
 from sglang_generator.wire import ModelInfo, ModelList
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A group's policy, and the engine it starts on; retries may move some of its samples."""
-
-    policy: Policy
-    engine: Engine
-
-
-class Starter(Protocol):
-    """A group that waits for an engine."""
-
-    def start(self, placement: Placement) -> None:
-        """Submit the group's requests; called in the moment of its placement, so it must neither wait nor raise."""
-
-    def withdraw(self) -> None:
-        """Take the requests back."""
-
-
-class _Waiting:
-    __slots__ = ("placed", "samples", "starter")
-
-    def __init__(self, samples: int, starter: Starter | None, placed: asyncio.Future[Placement]) -> None:
-        self.samples = samples
-        self.starter = starter
-        self.placed = placed
 
 
 class Fleet:
@@ -86,7 +58,7 @@ class Fleet:
         self._policies: dict[int, Policy] = {}
         self._held: dict[int, int] = {}
         self._lost: set[int] = set()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[Waiting] = deque()
         self._moving: asyncio.Event | None = None
 
     async def run(self) -> None:
@@ -144,7 +116,7 @@ class Fleet:
         version until :meth:`release`; its ``samples`` count on the engine until :meth:`finish`, one by one.
         """
         placed: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(samples, starter, placed)
+        waiting = Waiting(samples, starter, placed)
         self._queue.append(waiting)
         self.room()
         try:
@@ -157,10 +129,9 @@ class Fleet:
                 self._take_back(waiting, placed.result())
             raise
 
-    def _take_back(self, waiting: _Waiting, placement: Placement) -> None:
+    def _take_back(self, waiting: Waiting, placement: Placement) -> None:
         """A group was placed at the moment it gave up."""
-        if waiting.starter is not None:
-            waiting.starter.withdraw()
+        waiting.withdraw()
         for _ in range(waiting.samples):
             self.finish(placement.engine)
         self.release(placement)
@@ -272,10 +243,7 @@ class Fleet:
             placement = self._try_place(queue[0].samples)
             if placement is None:
                 return
-            waiting = queue.popleft()
-            if waiting.starter is not None:
-                waiting.starter.start(placement)
-            waiting.placed.set_result(placement)
+            queue.popleft().start(placement)
 
     def _let_in(self) -> None:
         """There may be room, for groups and for samples that are retried."""

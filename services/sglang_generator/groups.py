@@ -28,8 +28,9 @@ from sglang_generator.config import GeneratorConfig
 from sglang_generator.desk import Ask
 from sglang_generator.engine import Engine
 from sglang_generator.errors import EngineError, PolicyGone, RequestRefused
-from sglang_generator.fleet import Fleet, Placement
+from sglang_generator.fleet import Fleet
 from sglang_generator.instruments import Instruments
+from sglang_generator.placement import Placement
 from sglang_generator.policy import Policy
 from sglang_generator.wire import Generated, Prompt
 
