@@ -87,7 +87,7 @@ def engine_process(arguments: argparse.Namespace, folder: Path) -> Iterator[str]
         command = [sys.executable, script, str(port), str(model), str(latency_s), str(tokens)]
     elif arguments.engine == "stepping":
         script = str(TESTS / "sglang_generator" / "stepping_engine.py")
-        costs = [str(arguments.prefill_ms / 1000), str(arguments.decode_ms / 1000)]
+        costs = [str(ms / 1000) for ms in (arguments.prefill_ms, arguments.decode_ms, arguments.frontend_ms)]
         command = [sys.executable, script, str(port), str(model), *costs, str(arguments.max_running)]
     else:
         command = [sys.executable, "-m", "gristmill", "engine", "--model", str(model), "--port", str(port)]
@@ -159,7 +159,7 @@ class Meter:
             if answered + in_flight >= self._samples:
                 self._marks.append((time.perf_counter(), answered))
                 return
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.005)
 
     def stop(self) -> dict[str, float]:
         """Fields of a result."""
@@ -408,6 +408,7 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the fake engine")
     parser.add_argument("--prefill-ms", type=float, default=22.0, help="of the stepping engine, whatever the batch")
     parser.add_argument("--decode-ms", type=float, default=6.5, help="of the stepping engine, whatever the batch")
+    parser.add_argument("--frontend-ms", type=float, default=0.0, help="of the stepping engine, per request and answer")
     parser.add_argument("--max-running", type=int, default=512, help="of the stepping engine")
     parser.add_argument("--tokens", type=int, default=256, help="at most, per completion")
     parser.add_argument("--bootstrap", default=None, help="a broker that runs")

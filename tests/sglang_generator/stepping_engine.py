@@ -3,12 +3,13 @@
 While requests wait, a step prefills all of them that fit; else it decodes one token of every running request. A step
 takes its time whatever its size, so throughput depends on how many sequences a prefill gets, that is on how fast and
 how closely together a client turns answers into requests. Answers go out when their last step is over, while the next
-one runs: the steps are a thread's, as SGLang's scheduler is a process of its own.
+one runs: the steps are a thread's, as SGLang's scheduler is a process of its own. Before the scheduler stands a
+frontend, which passes requests and answers on one after the other and takes its time with each.
 
 How many tokens a request gets follows from its number alone: of every 64, most get all that they asked for.
 ``GET /steps`` tells what was counted since the last time it was asked.
 
-``python stepping_engine.py PORT TOKENIZER PREFILL_S DECODE_S MAX_RUNNING``
+``python stepping_engine.py PORT TOKENIZER PREFILL_S DECODE_S FRONTEND_S MAX_RUNNING``
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -90,10 +92,14 @@ def answer_parts(token: int, count: int, full: bool, version: str) -> tuple[byte
 class SteppingEngine(FakeEngine):
     """Steps; everything but ``/generate`` is the fake engine's."""
 
-    def __init__(self, tokenizer: str, *, port: int, prefill_s: float, decode_s: float, most: int) -> None:
+    def __init__(
+        self, tokenizer: str, *, port: int, prefill_s: float, decode_s: float, frontend_s: float, most: int
+    ) -> None:
         super().__init__(tokenizer, port=port)
         self.info = {"max_running_requests": most, "internal_states": []}
         self._prefill_s, self._decode_s, self._most = prefill_s, decode_s, most
+        self._frontend_s = frontend_s
+        self._passed_at = 0.0
         self._waiting: deque[_Running] = deque()
         self._ends: dict[int, list[_Running]] = {}
         self._clock = 0
@@ -116,9 +122,25 @@ class SteppingEngine(FakeEngine):
         tokens = max(1, int(share * body.sampling_params.max_new_tokens))
         before, tail = answer_parts(self._token(body.lora_path), tokens, share == 1.0, self.weight_version)
         end = f', "prompt_tokens": {len(body.input_ids)}}}}}'.encode()
+        self._pass(self._queue, _Running(lane, tokens, (before, body.rid.encode(), tail, end)))
+
+    def _pass(self, on: Callable[[_Running], None], what: _Running) -> None:
+        """Through the frontend, which has one thing in hand at a time."""
+        if not self._frontend_s:
+            on(what)
+            return
+        loop = asyncio.get_running_loop()
+        self._passed_at = max(loop.time(), self._passed_at) + self._frontend_s
+        loop.call_at(self._passed_at, on, what)
+
+    def _queue(self, one: _Running) -> None:
         with self._arrived:
-            self._waiting.append(_Running(lane, tokens, (before, body.rid.encode(), tail, end)))
+            self._waiting.append(one)
             self._arrived.notify()
+
+    def _answer(self, done: list[_Running]) -> None:
+        for one in done:
+            self._pass(_send, one)
 
     def _step_on(self, loop: asyncio.AbstractEventLoop) -> None:
         ends = 0.0
@@ -137,7 +159,7 @@ class SteppingEngine(FakeEngine):
             done = self._prefill(batch) if batch else self._decode()
             time.sleep(max(0.0, ends - time.perf_counter()))
             if done:
-                loop.call_soon_threadsafe(_send, done)
+                loop.call_soon_threadsafe(self._answer, done)
 
     def _prefill(self, batch: list[_Running]) -> list[_Running]:
         """The prefill gives the first token."""
@@ -171,9 +193,8 @@ class SteppingEngine(FakeEngine):
         return 200, told
 
 
-def _send(done: list[_Running]) -> None:
-    for one in done:
-        one.lane.answer(one.answer)
+def _send(one: _Running) -> None:
+    one.lane.answer(one.answer)
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
@@ -221,9 +242,10 @@ class _Lane(asyncio.Protocol):
 
 
 async def _main() -> None:
-    port, tokenizer, prefill_s, decode_s, most = sys.argv[1:]
+    port, tokenizer, *costs, most = sys.argv[1:]
+    prefill_s, decode_s, frontend_s = map(float, costs)
     engine = SteppingEngine(
-        tokenizer, port=int(port), prefill_s=float(prefill_s), decode_s=float(decode_s), most=int(most)
+        tokenizer, port=int(port), prefill_s=prefill_s, decode_s=decode_s, frontend_s=frontend_s, most=int(most)
     )
     async with engine:
         await asyncio.sleep(3600)
