@@ -1,6 +1,6 @@
 """Generator: throughput through the service against a bare asyncio client on the same engine and prompts.
 
-    python benchmarks/generator.py [--engine fake|embedded] [--latency-ms 200] [--tokens 256] [--in-flight 64]
+    python benchmarks/generator.py [--engine fake|stepping|embedded] [--latency-ms 200] [--tokens 256] [--in-flight 64]
     python benchmarks/generator.py --url http://127.0.0.1:30000 --model DIR --tokens 512 --in-flight auto \\
         --prompts problems.jsonl [--adapter DIR] [--samples 4096] [--rounds 3]
 
@@ -14,6 +14,12 @@ the topic is published; on a real server without ``--adapter``, where the bare m
 credit, when the first problem is. With ``--in-flight auto`` the service looks for the best concurrency in rounds of
 its own, and the bare client gets what it found.
 
+Beside the rate of the whole round stands that of its middle: from when as many requests are in flight as may be until
+all have been sent, so without the ramp at the start and the tail at the end.
+
+``--engine stepping`` works as SGLang's scheduler does (``tests/sglang_generator/stepping_engine.py``), and its counts
+of steps are printed for both sides: the more sequences a prefill gets, the faster a client turns answers into requests.
+
 ``--prompts`` takes the rows of ``gristmill problems export``.
 """
 
@@ -23,6 +29,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import resource
 import statistics
@@ -31,9 +38,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,6 +85,10 @@ def engine_process(arguments: argparse.Namespace, folder: Path) -> Iterator[str]
         latency_s, tokens = arguments.latency_ms / 1000, arguments.tokens
         script = str(TESTS / "sglang_generator" / "fake_engine.py")
         command = [sys.executable, script, str(port), str(model), str(latency_s), str(tokens)]
+    elif arguments.engine == "stepping":
+        script = str(TESTS / "sglang_generator" / "stepping_engine.py")
+        costs = [str(ms / 1000) for ms in (arguments.prefill_ms, arguments.decode_ms, arguments.frontend_ms)]
+        command = [sys.executable, script, str(port), str(model), *costs, str(arguments.max_running)]
     else:
         command = [sys.executable, "-m", "gristmill", "engine", "--model", str(model), "--port", str(port)]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -108,6 +119,16 @@ class Result:
     tokens: int
     seconds: float
     cpu_s: float
+    middle_rate: float = 0.0
+    """Completions per second of the middle; 0 for a round that has none."""
+    ramp_s: float = 0.0
+    """Seconds until as many requests were in flight as may be."""
+    steps: dict[str, float] = field(default_factory=dict)
+    """What a stepping engine counted."""
+
+    @property
+    def prefill_size(self) -> float:
+        return self.steps["sequences"] / max(1, self.steps["prefills"])
 
     @property
     def rate(self) -> float:
@@ -118,16 +139,56 @@ class Result:
         return self.tokens / self.seconds
 
 
+class Meter:
+    """Finds the middle of a round by looking at a side every few milliseconds."""
+
+    def __init__(self, samples: int, limit: int, look: Callable[[], tuple[int, int]]) -> None:
+        """``look``: requests in flight and answers taken since the start of the round."""
+        self._samples = samples
+        self._limit = limit
+        self._look = look
+        self._started = time.perf_counter()
+        self._marks: list[tuple[float, int]] = []
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            in_flight, answered = self._look()
+            if not self._marks and in_flight >= min(self._limit, self._samples):
+                self._marks.append((time.perf_counter(), answered))
+            if answered + in_flight >= self._samples:
+                self._marks.append((time.perf_counter(), answered))
+                return
+            await asyncio.sleep(0.005)
+
+    def stop(self) -> dict[str, float]:
+        """Fields of a result."""
+        self._task.cancel()
+        if len(self._marks) < 2:
+            return {}
+        (begun, before), (ended, after) = self._marks
+        return {"middle_rate": (after - before) / (ended - begun), "ramp_s": begun - self._started}
+
+
+async def counted_steps(url: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """What a stepping engine has counted since the last time; nothing for other engines."""
+    if arguments.url or arguments.engine != "stepping":
+        return {}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        steps: dict[str, float] = (await client.get(f"{url}/steps")).json()
+        return steps
+
+
 async def bare(url: str, adapter: str | None, prompts: list[list[int]], in_flight: int, tokens: int) -> Result:
     """A client that does nothing but ask: asyncio streams, one connection per request in flight, the least of
     HTTP/1.1 that does, ``json`` for bodies.
     """
     parts = urlsplit(url)
     todo = iter(prompts)
-    sampled = 0
+    sampled = asked = answered = 0
 
     async def ask() -> None:
-        nonlocal sampled
+        nonlocal sampled, asked, answered
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 24)
         for ids in todo:
             request = {
@@ -139,16 +200,20 @@ async def bare(url: str, adapter: str | None, prompts: list[list[int]], in_fligh
             body = json.dumps(request if adapter is None else request | {"lora_path": adapter}).encode()
             head = f"POST /generate HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            asked += 1
             answer = (await reader.readuntil(b"\r\n\r\n")).lower()
             assert answer.startswith(b"http/1.1 200"), answer
             length = int(answer.split(b"content-length:")[1].split(b"\r\n")[0])
             reply = json.loads(await reader.readexactly(length))
             sampled += len(reply["output_ids"])
+            answered += 1
         writer.close()
 
     used, started = cpu_seconds(), time.perf_counter()
+    meter = Meter(len(prompts), in_flight, lambda: (asked - answered, answered))
     await asyncio.gather(*(ask() for _ in range(in_flight)))
-    return Result(len(prompts), sampled, time.perf_counter() - started, cpu_seconds() - used)
+    seconds, cpu_s = time.perf_counter() - started, cpu_seconds() - used
+    return Result(len(prompts), sampled, seconds, cpu_s, **meter.stop())
 
 
 class ServiceRun:
@@ -206,7 +271,8 @@ class ServiceRun:
 
     async def round(self, problems: list[Problem]) -> Result:
         """One round."""
-        before, tokens = self.published(), self.engine.tokens
+        before, tokens, answers = self.published(), self.engine.tokens, self.engine.answers
+        samples = GROUP * len(problems)
         credit = self.adapter is not None
         used, started = cpu_seconds(), time.perf_counter()
         for problem in problems:
@@ -216,22 +282,24 @@ class ServiceRun:
             await asyncio.sleep(1.0)
             used, started = cpu_seconds(), time.perf_counter()
             self.offer(self.ordinal)
-        samples = GROUP * len(problems)
+        engine = self.engine
+        meter = Meter(samples, engine.limit, lambda: (engine.client.in_flight, engine.answers - answers))
         while self.published() < before + samples:  # noqa: ASYNC110 (a counter, not an event)
             await asyncio.sleep(0.005)
-        return Result(samples, self.engine.tokens - tokens, time.perf_counter() - started, cpu_seconds() - used)
+        seconds, cpu_s = time.perf_counter() - started, cpu_seconds() - used
+        return Result(samples, engine.tokens - tokens, seconds, cpu_s, **meter.stop())
 
     async def find_limit(self, samples: int) -> int:
         """Rounds until the controller leaves the limit as it is."""
         limit = 0
         for _ in range(SEARCH_ROUNDS):
-            if self.engine.slots.limit == limit:
+            if self.engine.limit == limit:
                 break
-            limit = self.engine.slots.limit
+            limit = self.engine.limit
             result = await self.round(self.next_problems(samples))
-            found = self.engine.slots.limit
+            found = self.engine.limit
             print(f"  search: {limit} to {found} in flight, {result.token_rate:,.0f} tokens/s", flush=True)
-        return self.engine.slots.limit
+        return self.engine.limit
 
 
 def read_prompts(file: Path | None) -> list[dict[str, Any]]:
@@ -270,6 +338,7 @@ async def measure(arguments: argparse.Namespace, url: str, folder: Path, bootstr
         in_flight = await run.find_limit(samples)
     results: dict[str, list[Result]] = {"bare": [], "service": []}
     name = None if adapter is None else "run-v0"
+    await counted_steps(url, arguments)
     for number in range(arguments.rounds):
         problems = run.next_problems(samples)
         ids = [ids for problem in problems for ids in [generator.prompts.render(problem)] * GROUP]
@@ -279,28 +348,44 @@ async def measure(arguments: argparse.Namespace, url: str, folder: Path, bootstr
                 result = await bare(url, name, ids, in_flight, arguments.tokens)
             else:
                 result = await run.round(problems)
-            results[side].append(result)
+            results[side].append(replace(result, steps=await counted_steps(url, arguments)))
     run.ctx.stop.set()
     await task
     report(arguments, in_flight, samples, results)
 
 
 def report(arguments: argparse.Namespace, in_flight: int, samples: int, results: dict[str, list[Result]]) -> None:
-    engine = arguments.url or f"{arguments.engine} ({arguments.latency_ms} ms)"
+    engine = arguments.url or arguments.engine
+    if engine == "fake":
+        engine += f" ({arguments.latency_ms} ms)"
     found = " (found)" if arguments.in_flight == "auto" else ""
     print(
         f"engine {engine}, up to {arguments.tokens} tokens, {in_flight} requests in flight{found}, "
         f"{samples} completions a round, {arguments.rounds} rounds"
     )
     for side, of_side in results.items():
-        rate = statistics.median(result.rate for result in of_side)
-        tokens = statistics.median(result.token_rate for result in of_side)
+        rate, middle, tokens, ramp = (
+            statistics.median(getattr(result, what) for result in of_side)
+            for what in ("rate", "middle_rate", "token_rate", "ramp_s")
+        )
         cpu = statistics.median(result.cpu_s / result.completions * 1000 for result in of_side)
-        print(f"  {side:8} {rate:8.1f} completions/s  {tokens:10,.0f} tokens/s  {cpu:6.2f} ms CPU per completion")
-    for what in ("rate", "token_rate"):
+        print(
+            f"  {side:8} {rate:8.1f} completions/s ({middle:.1f} in the middle)  {tokens:10,.0f} tokens/s  "
+            f"{ramp:5.2f} s ramp  {cpu:6.2f} ms CPU per completion"
+        )
+        if all(result.steps for result in of_side):
+            sizes = ", ".join(f"{result.prefill_size:.2f}" for result in of_side)
+            prefills, decodes, late, engine_cpu = (
+                statistics.median(result.steps[what] for result in of_side)
+                for what in ("prefills", "decodes", "late_s", "cpu_s")
+            )
+            print(
+                f"           engine: {prefills:.0f} prefills of {sizes} sequences, {decodes:.0f} decodes, "
+                f"{engine_cpu:.2f} s CPU, {late:.2f} s late"
+            )
+    for what, label in (("rate", "completions"), ("middle_rate", "the middle"), ("token_rate", "tokens")):
         pairs = zip(results["service"], results["bare"], strict=True)
-        ratios = [getattr(service, what) / getattr(alone, what) for service, alone in pairs]
-        label = "completions" if what == "rate" else "tokens"
+        ratios = [getattr(service, what) / (getattr(alone, what) or math.nan) for service, alone in pairs]
         print(f"  ratio    {statistics.median(ratios):8.3f} {label:12} ({', '.join(f'{one:.3f}' for one in ratios)})")
 
 
@@ -310,7 +395,7 @@ def in_flight(text: str) -> int | str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("fake", "embedded"), default="fake", help="started here")
+    parser.add_argument("--engine", choices=("fake", "stepping", "embedded"), default="fake", help="started here")
     parser.add_argument(
         "--url", help="a server that runs, instead; its bare model is sampled unless --adapter is given"
     )
@@ -321,6 +406,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1600, help="completions a round")
     parser.add_argument("--in-flight", type=in_flight, default=64, help="requests in flight, or auto")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the fake engine")
+    parser.add_argument("--prefill-ms", type=float, default=22.0, help="of the stepping engine, whatever the batch")
+    parser.add_argument("--decode-ms", type=float, default=6.5, help="of the stepping engine, whatever the batch")
+    parser.add_argument("--frontend-ms", type=float, default=0.0, help="of the stepping engine, per request and answer")
+    parser.add_argument("--max-running", type=int, default=512, help="of the stepping engine")
     parser.add_argument("--tokens", type=int, default=256, help="at most, per completion")
     parser.add_argument("--bootstrap", default=None, help="a broker that runs")
     arguments = parser.parse_args()

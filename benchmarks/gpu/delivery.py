@@ -47,9 +47,11 @@ from sglang_generator.config import GeneratorConfig
 from sglang_generator.delivery import Receipt, make_delivery
 from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
-from sglang_generator.fleet import Fleet, Placement
+from sglang_generator.fleet import Fleet
 from sglang_generator.instruments import Instruments
+from sglang_generator.placement import Placement
 from sglang_generator.policy import Policy, announced_policy
+from sglang_generator.wire import Prompt
 
 MODES: dict[str, dict[str, str]] = {
     "lora-files": {"delivery": "lora", "lora_transfer": "files"},
@@ -127,7 +129,9 @@ class Load:
 
     async def _ask(self, placement: Placement, ids: list[int]) -> None:
         sampling = Sampling(temperature=1.0, max_new_tokens=self.arguments.tokens)
-        result = await placement.engine.generate(placement.policy, ids, sampling, 0)
+        _, result = await placement.engine.ask(placement.policy, Prompt(ids), sampling, 0)
+        if result is None:
+            raise EngineError("lost", f"{placement.engine.url} left service before the request was sent")
         self.tokens += len(result.ids) // 4
         if placement.policy.version == self.kept_version and len(self.samples) < SCORED:
             output = unpack_ids(result.ids).tolist()

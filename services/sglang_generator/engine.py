@@ -5,7 +5,8 @@ and confirmed) → ``serving``. Whatever casts doubt on what the engine serves (
 another version, a missing adapter, the breaker) takes it out of service at once, and the only way back leads
 through probing and syncing: a restarted engine never gets traffic before its policies.
 
-A sample that is placed here holds ``assigned``; a request in flight holds a slot as well.
+A sample that is placed here holds ``assigned`` until its answer is read; its request holds a slot while it is in flight
+(:mod:`sglang_generator.desk`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Literal, Protocol, TypeAlias
 from uuid import uuid4
 
@@ -22,12 +23,12 @@ import structlog
 from gristmill.messages import Sampling
 from sglang_generator.config import GeneratorConfig
 from sglang_generator.delivery import Delivery, Receipt
+from sglang_generator.desk import Ask, Desk
 from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
 from sglang_generator.instruments import Instruments
 from sglang_generator.policy import Policy
-from sglang_generator.slots import Slots
-from sglang_generator.wire import Generated, ModelInfo, ModelList, sampling_params
+from sglang_generator.wire import Generated, ModelInfo, ModelList, Prompt, Request, sampling_params
 
 _PROBE_MIN_S = 0.25
 _PROBE_MAX_S = 5.0
@@ -52,7 +53,10 @@ class Wishes(Protocol):
         """An engine has answered."""
 
     def changed(self) -> None:
-        """An engine's state or room has changed, or what it serves."""
+        """An engine's state or limit has changed, or what it serves."""
+
+    def room(self) -> None:
+        """An engine has room: an answer has arrived."""
 
 
 class Engine:
@@ -69,7 +73,7 @@ class Engine:
     ) -> None:
         self.url = url
         self.client = EngineClient(url, config)
-        self.slots = Slots(config.first_concurrency)
+        self.desk = Desk(self.client, config.first_concurrency, self.usable_for, lambda: self._epoch, wishes.room)
         self.assigned = 0
         """Samples placed here and not finished."""
         self.trouble: EngineError | None = None
@@ -78,6 +82,8 @@ class Engine:
         """The version that is being delivered here."""
         self.tokens = 0
         """Tokens sampled here so far."""
+        self.answers = 0
+        """Samples that were taken from here so far."""
         self.admission = 0
         """How often the engine was admitted."""
         self._config = config
@@ -104,9 +110,10 @@ class Engine:
         self._drops: set[Policy] = set()
         self._dropper: asyncio.Task[None] | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+        self._count_tokens = instruments.engine_tokens.labels(url).inc
         instruments.in_flight.labels(url).set_function(lambda: self.client.in_flight)
         instruments.adapters.labels(url).set_function(lambda: len(self._loaded))
-        instruments.limit.labels(url).set_function(lambda: self.slots.limit)
+        instruments.limit.labels(url).set_function(lambda: self.desk.slots.limit)
         instruments.show_state(url, self._state)
 
     @property
@@ -130,58 +137,96 @@ class Engine:
         return self._state == "serving" and self.trouble is None
 
     @property
+    def load(self) -> int:
+        """Samples placed here whose answer has not arrived."""
+        return self.assigned - self.desk.unread
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be in flight."""
+        return self.desk.slots.limit
+
+    @property
     def held_back(self) -> bool:
         """Whether samples placed here wait for a slot."""
-        return self.assigned > self.slots.limit
+        return self.load > self.limit
 
     @property
     def full(self) -> bool:
         """Whether about as many requests are in flight as may be: else it is not the limit that bounds them."""
-        return self.client.in_flight >= 0.9 * self.slots.limit
+        return self.client.in_flight >= 0.9 * self.limit
 
     def set_limit(self, limit: int) -> None:
         """Let this many requests be in flight from now on, and groups placed for as many."""
-        self.slots.resize(limit)
+        self.desk.slots.resize(limit)
         self._wishes.changed()
 
     def open_for(self, policy: Policy) -> bool:
         """Whether a new group of this version may be placed here."""
-        room = self.assigned < self.slots.limit
-        return room and self._state == "serving" and self.usable_for(policy)
+        return self.load < self.limit and self._state == "serving" and self.usable_for(policy)
 
     def usable_for(self, policy: Policy) -> bool:
         """Whether a sample of this version that is already placed, or retried, may be sent here."""
         return self.trouble is None and self._loaded.get(policy.version) == policy
 
-    async def generate(self, policy: Policy, input_ids: list[int], sampling: Sampling, index: int) -> Generated:
-        """Sample one completion by a version; counts for the breaker, and aborts at the engine what is given up.
+    def submit(self, policy: Policy, prompt: Prompt, sampling: Sampling, index: int, ready: Callable[[], None]) -> Ask:
+        """Ask for one completion by a version; read the answer with :meth:`take` once it is ``ready``."""
+        request = Request(uuid4().hex, prompt, sampling_params(sampling, index), policy.expected(self._pinned))
+        ask = Ask(policy, request, ready)
+        self.desk.submit(ask)
+        return ask
+
+    def take(self, ask: Ask) -> Generated | None:
+        """Read an answer; None if the request was not sent. Counts for the breaker, and aborts at the engine what took
+        too long.
 
         Raises:
             EngineError: the engine failed.
             RequestRefused: the engine says that the request is wrong.
         """
-        rid = uuid4().hex
-        epoch = self._epoch
+        outcome = ask.outcome
+        if outcome is None:
+            self.desk.close_ask(ask)
+            return None
         try:
-            result = await self.client.generate(
-                rid=rid,
-                input_ids=input_ids,
-                params=sampling_params(sampling, index),
-                expected=policy.expected(self._pinned),
-            )
+            if isinstance(outcome, EngineError):
+                raise outcome
+            result = self.client.read(ask.request, outcome)
         except EngineError as error:
             if error.kind == "timeout":
-                self._abort(rid)
-            self.fail(error, epoch)
+                self._abort(ask.request.rid)
+            self.fail(error, ask.epoch)
             raise
-        except asyncio.CancelledError:
-            self._abort(rid)
-            raise
+        finally:
+            self.desk.close_ask(ask)
         self._failures = self._openings = 0
         self._heard_at = time.monotonic()
+        self.answers += 1
         self.tokens += len(result.ids) // 4
-        self._instruments.engine_tokens.labels(self.url).inc(len(result.ids) // 4)
+        self._count_tokens(len(result.ids) // 4)
         return result
+
+    def withdraw(self, ask: Ask) -> None:
+        """Want an answer no longer; what is in flight is aborted at the engine."""
+        if ask.stage == "in_flight":
+            self._abort(ask.request.rid)
+        self.desk.close_ask(ask)
+
+    async def ask(self, policy: Policy, prompt: Prompt, sampling: Sampling, index: int) -> tuple[Ask, Generated | None]:
+        """One completion by a version, with the request that it answers; None as with :meth:`take`.
+
+        Raises:
+            EngineError: the engine failed.
+            RequestRefused: the engine says that the request is wrong.
+        """
+        ready = asyncio.Event()
+        ask = self.submit(policy, prompt, sampling, index, ready.set)
+        try:
+            await ready.wait()
+        except asyncio.CancelledError:
+            self.withdraw(ask)
+            raise
+        return ask, self.take(ask)
 
     def fail(self, error: EngineError, epoch: int) -> None:
         """Take note of a failure, and go out of service if it casts doubt on the engine.

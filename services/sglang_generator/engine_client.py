@@ -15,17 +15,18 @@ import msgspec
 
 from sglang_generator.config import GeneratorConfig
 from sglang_generator.errors import EngineError, Kind, RequestRefused
-from sglang_generator.lanes import KEEPALIVE_S, Lanes
+from sglang_generator.http1 import Response
+from sglang_generator.lanes import KEEPALIVE_S, Done, Flight, Lanes, Outcome
 from sglang_generator.wire import (
     Expected,
     Generated,
-    GenerateReply,
     Loads,
     LoraReply,
     ModelInfo,
     ModelList,
+    Prompt,
+    Request,
     ServerInfo,
-    check,
 )
 
 R = TypeVar("R")
@@ -34,7 +35,6 @@ _JSON = {"Content-Type": "application/json"}
 _CONTROL_CONNECTIONS = 8
 _SLICE_BYTES = 1 << 20
 _encode = msgspec.json.Encoder().encode
-_generate_reply = msgspec.json.Decoder(GenerateReply)
 
 
 class EngineClient:
@@ -57,8 +57,7 @@ class EngineClient:
             trust_env=False,  # engines are internal; a proxy from the environment would take loopback away
         )
         self._lanes = Lanes(url, config.connect_timeout_s)
-        self._generate_headers = list(self._headers.items())
-        self._deadlines: dict[str, asyncio.Timeout] = {}
+        self._head = self._lanes.head("/generate", list(self._headers.items()))
 
     async def close(self) -> None:
         self._lanes.close()
@@ -67,7 +66,25 @@ class EngineClient:
     @property
     def in_flight(self) -> int:
         """Generate requests that wait for their response."""
-        return len(self._deadlines)
+        return len(self._lanes.flights)
+
+    def send(self, request: Request, done: Done, timeout_s: float | None = None) -> Flight:
+        """Ask for a sample; ``done`` gets the answer, for :meth:`read`, or an :class:`EngineError`."""
+        return self._lanes.send(self._head, request.content, timeout_s or self._request_timeout_s, done)
+
+    def read(self, request: Request, response: Response) -> Generated:
+        """Check an answer.
+
+        Raises:
+            EngineError: the engine failed, or the response is not what was asked for.
+            RequestRefused: the engine says that the request is wrong.
+        """
+        if response.status != 200:
+            raise self._failure(response.status, response.body, "/generate")
+        try:
+            return request.read(response.body)
+        except EngineError as error:
+            raise EngineError(error.kind, f"{self.url}/generate: {error}") from error
 
     async def generate(
         self,
@@ -84,40 +101,25 @@ class EngineClient:
             EngineError: the engine failed, or the response is not what was asked for.
             RequestRefused: the engine says that the request is wrong.
         """
-        body = {"rid": rid, "input_ids": input_ids, "sampling_params": params, "return_logprob": True}
-        if expected.adapter is not None:
-            body["lora_path"] = expected.adapter
+        request = Request(rid, Prompt(input_ids), params, expected)
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def done(found: Outcome) -> None:
+            if not outcome.done():
+                outcome.set_result(found)
+
+        flight = self.send(request, done, timeout_s)
         try:
-            async with asyncio.timeout(timeout_s or self._request_timeout_s) as deadline:
-                self._deadlines[rid] = deadline
-                status, content = await self._lanes.post("/generate", self._generate_headers, _encode(body))
-        except TimeoutError:
-            raise EngineError("timeout", f"{self.url}: no response in time, or the engine was given up") from None
+            found = await outcome
         finally:
-            self._deadlines.pop(rid, None)
-        if status != 200:
-            raise self._failure(status, content, "/generate")
-        try:
-            reply = _generate_reply.decode(content)
-        except msgspec.DecodeError as error:
-            raise EngineError("protocol", f"{self.url}/generate: not SGLang's response: {error}") from error
-        try:
-            return check(
-                reply,
-                rid=rid,
-                prompt_tokens=len(input_ids),
-                max_new_tokens=params["max_new_tokens"],
-                expected=expected,
-            )
-        except EngineError as error:
-            raise EngineError(error.kind, f"{self.url}: {error}") from error
+            flight.give_up()
+        if isinstance(found, EngineError):
+            raise found
+        return self.read(request, found)
 
     def give_up_in_flight(self) -> None:
         """End every generate request that is in flight with a timeout, for an engine that answers no more."""
-        now = asyncio.get_running_loop().time()
-        for deadline in self._deadlines.values():
-            if not deadline.expired():
-                deadline.reschedule(now)
+        self._lanes.time_out()
 
     async def abort(self, rid: str) -> None:
         """Ask the engine to drop a request."""

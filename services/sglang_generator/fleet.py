@@ -7,14 +7,15 @@ Invariants:
   (``each``); new groups always take it.
 * A version stays on the engines while a group holds it; drained versions are dropped, ``keep_versions`` behind.
 * A group waits for an engine with room rather than in an engine's queue, so slow engines get fewer groups.
+* The first group that waits is placed in the very call in which room comes about, so its requests leave at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import structlog
 
@@ -24,16 +25,9 @@ from sglang_generator.engine import Engine
 from sglang_generator.errors import PolicyGone
 from sglang_generator.instruments import Instruments
 from sglang_generator.pacer import Pacer
+from sglang_generator.placement import Placement, Starter, Waiting
 from sglang_generator.policy import Policy
 from sglang_generator.wire import ModelInfo, ModelList
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A group's policy, and the engine it starts on; retries may move some of its samples."""
-
-    policy: Policy
-    engine: Engine
 
 
 class Fleet:
@@ -64,8 +58,8 @@ class Fleet:
         self._policies: dict[int, Policy] = {}
         self._held: dict[int, int] = {}
         self._lost: set[int] = set()
-        self._queue: deque[asyncio.Event] = deque()
-        self._moving = asyncio.Event()
+        self._queue: deque[Waiting] = deque()
+        self._moving: asyncio.Event | None = None
 
     async def run(self) -> None:
         """Supervise the engines until cancelled."""
@@ -117,20 +111,30 @@ class Fleet:
             self.changed()
         return not needed
 
-    async def place(self, samples: int) -> Placement:
-        """Wait for an engine with room that serves the current version. The group holds that version until
-        :meth:`release`; its ``samples`` count on the engine until :meth:`finish`, one by one.
+    async def place(self, samples: int, starter: Starter | None = None) -> Placement:
+        """Wait for an engine with room that serves the current version, and start the group there. The group holds that
+        version until :meth:`release`; its ``samples`` count on the engine until :meth:`finish`, one by one.
         """
-        turn = asyncio.Event()
-        self._queue.append(turn)
+        placed: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
+        waiting = Waiting(samples, starter, placed)
+        self._queue.append(waiting)
+        self.room()
         try:
-            while self._queue[0] is not turn or (placement := self._try_place(samples)) is None:
-                turn.clear()
-                await turn.wait()
-            return placement
-        finally:
-            self._queue.remove(turn)
-            self._wake_first()
+            return await placed
+        except asyncio.CancelledError:
+            if placed.cancelled():
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(waiting)
+            else:
+                self._take_back(waiting, placed.result())
+            raise
+
+    def _take_back(self, waiting: Waiting, placement: Placement) -> None:
+        """A group was placed at the moment it gave up."""
+        waiting.withdraw()
+        for _ in range(waiting.samples):
+            self.finish(placement.engine)
+        self.release(placement)
 
     def release(self, placement: Placement) -> None:
         """A group is done with its version."""
@@ -162,6 +166,8 @@ class Fleet:
                 return engine
             if policy not in self.wanted():
                 raise PolicyGone(f"no engine serves policy {policy.name} (version {policy.version}) any more")
+            if self._moving is None:
+                self._moving = asyncio.Event()
             await self._moving.wait()
 
     def found(self, engine: Engine, info: ModelInfo, models: ModelList | None) -> None:
@@ -225,17 +231,26 @@ class Fleet:
         return all(engine.usable_for(policy) for engine in self.engines if engine.in_service)
 
     def _least_loaded(self, admits: Callable[[Engine], bool]) -> Engine | None:
-        return min((each for each in self.engines if admits(each)), key=lambda each: each.assigned, default=None)
+        return min((each for each in self.engines if admits(each)), key=lambda each: each.load, default=None)
+
+    def room(self) -> None:
+        """Place groups, the first that waits first, while there is room."""
+        queue = self._queue
+        while queue:
+            if queue[0].placed.done():
+                queue.popleft()  # it has just been cancelled
+                continue
+            placement = self._try_place(queue[0].samples)
+            if placement is None:
+                return
+            queue.popleft().start(placement)
 
     def _let_in(self) -> None:
-        """There may be room. One group looks at a time: with hundreds waiting, waking all costs more than sampling."""
-        self._wake_first()
-        self._moving.set()
-        self._moving = asyncio.Event()
-
-    def _wake_first(self) -> None:
-        if self._queue:
-            self._queue[0].set()
+        """There may be room, for groups and for samples that are retried."""
+        self.room()
+        if self._moving is not None:
+            self._moving.set()
+            self._moving = None
 
     def _try_place(self, samples: int) -> Placement | None:
         policy = self.current

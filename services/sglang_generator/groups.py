@@ -1,5 +1,7 @@
 """One group of samples: G single-sample requests by one policy version, on one engine, retried one by one.
 
+The requests leave when the group is placed, in that very call; the group's own task then reads the answers.
+
 A sample's infrastructure failure moves that sample alone to another engine that serves the same version; its
 partial output is discarded. When its attempts are used up the sample becomes an error verdict: never silently gone.
 """
@@ -8,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
+from collections import deque
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from gristmill.errors import BadInput
@@ -19,16 +22,17 @@ from gristmill.messages import (
     Verdict,
     make_sample_id,
     now_ms,
-    pack_ids,
     parse_group_id,
 )
 from sglang_generator.config import GeneratorConfig
+from sglang_generator.desk import Ask
 from sglang_generator.engine import Engine
 from sglang_generator.errors import EngineError, PolicyGone, RequestRefused
-from sglang_generator.fleet import Fleet, Placement
+from sglang_generator.fleet import Fleet
 from sglang_generator.instruments import Instruments
+from sglang_generator.placement import Placement
 from sglang_generator.policy import Policy
-from sglang_generator.wire import Generated
+from sglang_generator.wire import Generated, Prompt
 
 SERVICE_NAME = "sglang_generator"
 _BACKOFF_MAX_S = 10.0
@@ -39,6 +43,52 @@ except PackageNotFoundError:
     _VERSION = "0.0.0+source"
 
 
+class Group:
+    """The samples of one problem, and where each of them is. The fleet starts it."""
+
+    def __init__(self, problem: Problem, ids: list[int]) -> None:
+        self.problem = problem
+        self.prompt = Prompt(ids)
+        self.engines: dict[int, Engine] = {}
+        """Where each unfinished sample counts."""
+        self.samples: dict[int, Completion | Verdict] = {}
+        self._asks: dict[int, Ask] = {}
+        self._ready: deque[int] = deque()
+        self._wake: asyncio.Future[None] | None = None
+
+    def start(self, placement: Placement) -> None:
+        """Ask for every sample once."""
+        problem, engine = self.problem, placement.engine
+        self.engines = dict.fromkeys(range(problem.group_size), engine)
+        for index in range(problem.group_size):
+            ready = partial(self._note, index)
+            self._asks[index] = engine.submit(placement.policy, self.prompt, problem.sampling, index, ready)
+
+    def withdraw(self) -> None:
+        """Give up every sample whose first answer was not read."""
+        while self._asks:
+            index, ask = self._asks.popitem()
+            self.engines[index].withdraw(ask)
+
+    @property
+    def open(self) -> bool:
+        """Whether a first answer is still to be read."""
+        return bool(self._asks)
+
+    async def next_answer(self) -> tuple[int, Ask]:
+        """The next of the first answers, and whose it is; no longer withdrawn with the others."""
+        if not self._ready:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        index = self._ready.popleft()
+        return index, self._asks.pop(index)
+
+    def _note(self, index: int) -> None:
+        self._ready.append(index)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
 class GroupSampler:
     """Samples groups on a fleet."""
 
@@ -47,99 +97,94 @@ class GroupSampler:
         self._config = config
         self._instruments = instruments
 
-    async def sample(
-        self, problem: Problem, ids: list[int], placement: Placement, admission_wait_s: float
-    ) -> list[Completion | Verdict]:
-        """All samples of a group, by index. Uses up a placement of ``group_size`` samples, come what may.
+    async def sample(self, group: Group, placement: Placement, admission_wait_s: float) -> list[Completion | Verdict]:
+        """All samples of a group that was started, by index. Uses up its placement, come what may.
+
+        The group's own task reads the answers; only a sample that failed gets one to itself, until it succeeds.
 
         Raises:
             RequestRefused: an engine says that the request is wrong; the other samples are given up.
         """
-        prompt = pack_ids(ids)
-        # Where each unfinished sample counts; kept here, for a task that is cancelled before it starts frees nothing.
-        engines = dict.fromkeys(range(problem.group_size), placement.engine)
+        policy = placement.policy
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        self._one(problem, index, ids, prompt, placement.policy, engines, admission_wait_s)
-                    )
-                    for index in range(problem.group_size)
-                ]
+            async with asyncio.TaskGroup() as retries:
+                while group.open:
+                    index, ask = await group.next_answer()
+                    error = None
+                    try:
+                        result = group.engines[index].take(ask)
+                    except EngineError as failure:
+                        result, error = None, failure
+                    if result is None:
+                        retries.create_task(self._retry(group, index, policy, error, admission_wait_s))
+                    else:
+                        self._finish(group, index, policy, ask, result, 1, admission_wait_s)
         except BaseExceptionGroup as errors:
             refused = errors.subgroup(RequestRefused)
             if refused is None or errors.split(RequestRefused)[1] is not None:
                 raise
-            raise RequestRefused(f"problem {problem.group_id}: {_first(refused)}") from None
+            raise RequestRefused(f"problem {group.problem.group_id}: {_first(refused)}") from None
         finally:
-            for engine in engines.values():
+            group.withdraw()
+            for engine in group.engines.values():
                 self._fleet.finish(engine)
-        return [task.result() for task in tasks]
+        return [group.samples[index] for index in range(group.problem.group_size)]
 
-    async def _one(
-        self,
-        problem: Problem,
-        index: int,
-        ids: list[int],
-        prompt: bytes,
-        policy: Policy,
-        engines: dict[int, Engine],
-        admission_wait_s: float,
-    ) -> Completion | Verdict:
+    async def _retry(
+        self, group: Group, index: int, policy: Policy, error: EngineError | None, admission_wait_s: float
+    ) -> None:
+        """Finish a sample whose first request failed with ``error``, or was not sent."""
+        problem = group.problem
         failed: set[Engine] = set()
-        attempts = 0
+        attempts = 0 if error is None else 1
         while True:
-            engine = engines[index]
-            try:
-                async with engine.slots:
-                    # It may have left service while the sample waited for a slot.
-                    if engine.usable_for(policy):
-                        attempts += 1
-                        started = time.monotonic()
-                        result = await engine.generate(policy, ids, problem.sampling, index)
-                        seconds = time.monotonic() - started
-                        self._fleet.finish(engines.pop(index))
-                        return self._completion(
-                            problem, index, prompt, policy, engine, result, attempts, seconds, admission_wait_s
-                        )
-            except EngineError as error:
-                failed.add(engine)
+            if error is not None:
+                failed.add(group.engines[index])
                 if attempts >= self._config.attempts:
-                    return self._failure(problem, index, f"{attempts} attempts failed, the last one: {error}")
+                    reason = f"{attempts} attempts failed, the last one: {error}"
+                    group.samples[index] = self._failure(problem, index, reason)
+                    return
                 self._instruments.retries.labels(error.kind).inc()
-            self._fleet.finish(engines.pop(index))
+                error = None
+            self._fleet.finish(group.engines.pop(index))
             try:
-                engine = engines[index] = await self._fleet.move(policy, failed)
-            except PolicyGone as error:
-                return self._failure(problem, index, str(error))
+                engine = group.engines[index] = await self._fleet.move(policy, failed)
+            except PolicyGone as gone:
+                group.samples[index] = self._failure(problem, index, str(gone))
+                return
             if engine in failed:
                 await asyncio.sleep(self._backoff(attempts))
+            try:
+                ask, result = await engine.ask(policy, group.prompt, problem.sampling, index)
+            except EngineError as failure:
+                error = failure
+                attempts += 1
+                continue
+            if result is not None:
+                self._finish(group, index, policy, ask, result, attempts + 1, admission_wait_s)
+                return
 
     def _backoff(self, attempts: int) -> float:
         return random.uniform(0.5, 1.0) * min(
             _BACKOFF_MAX_S, self._config.retry_backoff_s * 2.0 ** max(0, attempts - 1)
         )
 
-    def _completion(
+    def _finish(
         self,
-        problem: Problem,
+        group: Group,
         index: int,
-        prompt: bytes,
         policy: Policy,
-        engine: Engine,
+        ask: Ask,
         result: Generated,
         attempts: int,
-        seconds: float,
         admission_wait_s: float,
-    ) -> Completion:
+    ) -> None:
+        """A sample is done with its engine, and a completion."""
+        problem, engine = group.problem, group.engines.pop(index)
+        self._fleet.finish(engine)
         count = len(result.ids) // 4
-        instruments = self._instruments
-        instruments.samples.labels(result.finish_reason).inc()
-        instruments.tokens.labels("prompt").inc(len(prompt) // 4)
-        instruments.tokens.labels("completion").inc(count)
-        instruments.cached_tokens.inc(result.cached_tokens)
-        instruments.seconds.observe(seconds)
-        return Completion(
+        self._instruments.count(result.finish_reason, group.prompt.count, count, result.cached_tokens, ask.seconds)
+        group.samples[index] = Completion(
             run_id=problem.run_id,
             sample_id=make_sample_id(problem.group_id, index),
             group_id=problem.group_id,
@@ -152,7 +197,7 @@ class GroupSampler:
             difficulty=problem.difficulty,
             reference=problem.reference,
             tests=problem.tests,
-            prompt_token_ids=prompt,
+            prompt_token_ids=group.prompt.packed,
             completion_token_ids=result.ids,
             logprobs=result.logprobs,
             text=result.text,
@@ -167,7 +212,7 @@ class GroupSampler:
             cached_tokens=result.cached_tokens,
             attempts=attempts,
             admission_wait_s=admission_wait_s,
-            generation_s=seconds,
+            generation_s=ask.seconds,
             problem_created_at_ms=problem.created_at_ms,
             completed_at_ms=now_ms(),
         )

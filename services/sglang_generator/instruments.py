@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gristmill.messages import FinishReason
 from gristmill.metrics import Metrics
 
 STATES = ("down", "probing", "syncing", "serving")
@@ -63,6 +64,18 @@ class Instruments:
         )
         self.policies_ignored = metrics.counter("generator_policies_ignored", "Policy records ignored.", ("why",))
         self.problems_ignored = metrics.counter("generator_problems_ignored", "Problems of another run.")
+
+        self._ended = {reason: self.samples.labels(reason).inc for reason in ("stop", "length")}
+        self._prompt_tokens = self.tokens.labels("prompt").inc
+        self._completion_tokens = self.tokens.labels("completion").inc
+
+    def count(self, reason: FinishReason, prompt: int, completion: int, cached: int, seconds: float) -> None:
+        """A sample is finished: how it ended, its tokens, and how long the request took."""
+        self._ended[reason]()
+        self._prompt_tokens(prompt)
+        self._completion_tokens(completion)
+        self.cached_tokens.inc(cached)
+        self.seconds.observe(seconds)
 
     def show_state(self, engine: str, state: str) -> None:
         """Set the state gauge of an engine."""

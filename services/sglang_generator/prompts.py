@@ -19,6 +19,11 @@ class Prompts:
         self._path = ""
         self._lock = asyncio.Lock()
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the tokenizer is there."""
+        return self._tokenizer is not None
+
     async def load(self, path: str) -> None:
         """Load the tokenizer at a folder or hub id, on a thread: it takes seconds.
 

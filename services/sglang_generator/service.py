@@ -1,6 +1,6 @@
 """The generator: problems in, completions out, each sample stamped with the one policy version that made it.
 
-Order of a group: wait for credit, check and render the problem, wait for an engine with room that has confirmed
+Order of a group: check and render the problem, wait for credit, wait for an engine with room that has confirmed
 the current version, sample, publish. While a group only waits it can be given back; once it samples it is
 finished, or aborted at the engine and delivered again, but never half committed.
 """
@@ -19,7 +19,7 @@ from sglang_generator.admission import Admission
 from sglang_generator.config import GeneratorConfig
 from sglang_generator.errors import RequestRefused
 from sglang_generator.fleet import Fleet
-from sglang_generator.groups import SERVICE_NAME, GroupSampler, failed_group, failed_sample
+from sglang_generator.groups import SERVICE_NAME, Group, GroupSampler, failed_group, failed_sample
 from sglang_generator.instruments import Instruments
 from sglang_generator.policies import PolicyFollower
 from sglang_generator.policy import Policy, static_policy
@@ -102,20 +102,22 @@ class Generator:
             self._instruments.problems_ignored.inc()
             return ()
         async with only_while_owned():
+            # Before the credit comes, if it can be done: then many groups begin at once.
+            group = self._prepare(problem) if self.prompts.loaded else None
             waited = await self.admission.wait(problem.ordinal)
             self._instruments.admission_wait.observe(waited)
-            try:
-                check_problem(problem, self._ctx.config.max_group_size)
-                ids = await self._render(problem)
-            except BadInput as error:
-                self._count_refusal(error)
-                raise
+            if group is None:
+                await self._load_tokenizer()
+                group = self._prepare(problem)
+            if isinstance(group, BadInput):
+                self._count_refusal(group)
+                raise group
             started = time.monotonic()
-            placement = await self.fleet.place(problem.group_size)
+            placement = await self.fleet.place(problem.group_size, group)
         self._instruments.placement_wait.observe(time.monotonic() - started)
         try:
             with self._instruments.groups.track_inprogress():
-                samples = await self._sampler.sample(problem, ids, placement, waited)
+                samples = await self._sampler.sample(group, placement, waited)
         except RequestRefused as error:
             self._count_refusal(error)
             raise
@@ -151,11 +153,15 @@ class Generator:
         assert self.fleet.tokenizer_path is not None
         await self.prompts.load(self.fleet.tokenizer_path)
 
-    async def _render(self, problem: Problem) -> list[int]:
-        await self._load_tokenizer()
-        ids = self.prompts.render(problem)
-        check_length(problem, len(ids), self.fleet.context_length)
-        return ids
+    def _prepare(self, problem: Problem) -> Group | BadInput:
+        """The group that a problem asks for, or why there can be none."""
+        try:
+            check_problem(problem, self._ctx.config.max_group_size)
+            ids = self.prompts.render(problem)
+            check_length(problem, len(ids), self.fleet.context_length)
+        except BadInput as error:
+            return error
+        return Group(problem, ids)
 
     def _outgoing(self, sample: Completion | Verdict) -> Outgoing:
         topics = self._ctx.topics

@@ -1,19 +1,26 @@
-"""A semaphore whose size follows the engine's limit."""
+"""A semaphore whose size follows the engine's limit, and which calls rather than wakes."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections import deque
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias
+
+Turn: TypeAlias = Callable[[], None]
+"""Called when its holder has a slot; it must not raise, and may leave at once."""
 
 
 class Slots:
-    """At most ``limit`` holders at once, first come, first served. Lowering the limit takes nobody's slot away."""
+    """At most ``limit`` holders at once, first come, first served. Lowering the limit takes nobody's slot away.
+
+    Who leaves calls the next one in, within the same turn of the event loop.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: OrderedDict[Turn, None] = OrderedDict()
+        self._letting_in = False
 
     @property
     def limit(self) -> int:
@@ -30,32 +37,31 @@ class Slots:
         self._limit = limit
         self._let_in()
 
-    async def __aenter__(self) -> None:
-        if self._held < self._limit and not self._queue:
-            self._held += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                with contextlib.suppress(ValueError):
-                    self._queue.remove(turn)
-            else:
-                self._leave()  # it was let in at the moment it gave up
-            raise
+    def enter(self, turn: Turn) -> None:
+        """Wait for a slot, or get it at once. Every turn waits once."""
+        self._queue[turn] = None
+        self._let_in()
 
-    async def __aexit__(self, *_: object) -> None:
-        self._leave()
+    def withdraw(self, turn: Turn) -> bool:
+        """Wait no longer; false if the turn does not wait."""
+        if turn not in self._queue:
+            return False
+        del self._queue[turn]
+        return True
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Give a slot back."""
         self._held -= 1
         self._let_in()
 
     def _let_in(self) -> None:
-        while self._queue and self._held < self._limit:
-            turn = self._queue.popleft()
-            if not turn.cancelled():
+        if self._letting_in:
+            return  # a turn that is being called has left: the loop below goes on with the next
+        self._letting_in = True
+        try:
+            while self._queue and self._held < self._limit:
+                turn, _ = self._queue.popitem(last=False)
                 self._held += 1
-                turn.set_result(None)
+                turn()
+        finally:
+            self._letting_in = False

@@ -6,26 +6,27 @@ go to the trainer exactly as the engine gave them, so they must be whole and con
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from gristmill.messages import FinishReason, Sampling
+from gristmill.messages import FinishReason, Sampling, pack_ids
 from sglang_generator.errors import EngineError
 
 MAX_LOGPROB = 1e-3
 """A logprob above zero by more than rounding is no logprob."""
 
 
-class Finish(msgspec.Struct):
+class Finish(msgspec.Struct, gc=False):
     type: str
     message: str | None = None
     status_code: int | None = None
 
 
-class MetaInfo(msgspec.Struct):
+class MetaInfo(msgspec.Struct, gc=False):
     id: str
     finish_reason: Finish | None
     completion_tokens: int
@@ -38,10 +39,14 @@ class MetaInfo(msgspec.Struct):
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
 
 
-class GenerateReply(msgspec.Struct):
+class GenerateReply(msgspec.Struct, gc=False):
     output_ids: list[int]
     meta_info: MetaInfo
     text: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_reply = msgspec.json.Decoder(GenerateReply).decode
 
 
 class ModelInfo(msgspec.Struct):
@@ -170,6 +175,54 @@ class Expected:
     weight_version: str | None
 
 
+class Prompt:
+    """Token ids of a prompt, once in each form in which they are needed."""
+
+    __slots__ = ("count", "json", "packed")
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.count = len(ids)
+        self.packed = pack_ids(ids)
+        self.json = _encode(ids)
+
+
+class Request:
+    """One request for a sample: what is sent, and what the answer is checked against."""
+
+    __slots__ = ("content", "expected", "max_new_tokens", "prompt_tokens", "rid")
+
+    def __init__(self, rid: str, prompt: Prompt, params: dict[str, Any], expected: Expected) -> None:
+        self.rid = rid
+        self.prompt_tokens = prompt.count
+        self.max_new_tokens: int = params["max_new_tokens"]
+        self.expected = expected
+        adapter = b"" if expected.adapter is None else b',"lora_path":' + _encode(expected.adapter)
+        self.content = b'{"rid":%b,"input_ids":%b,"sampling_params":%b,"return_logprob":true%b}' % (
+            _encode(rid),
+            prompt.json,
+            _encode(params),
+            adapter,
+        )
+
+    def read(self, content: bytes) -> Generated:
+        """Check the answer.
+
+        Raises:
+            EngineError: it is not what was asked for.
+        """
+        try:
+            reply = _decode_reply(content)
+        except msgspec.DecodeError as error:
+            raise EngineError("protocol", f"not SGLang's response: {error}") from error
+        return check(
+            reply,
+            rid=self.rid,
+            prompt_tokens=self.prompt_tokens,
+            max_new_tokens=self.max_new_tokens,
+            expected=self.expected,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """A checked response: ids int32 and logprobs float32, packed little-endian, of equal length."""
@@ -225,9 +278,10 @@ def check(reply: GenerateReply, *, rid: str, prompt_tokens: int, max_new_tokens:
         )
     if meta.prompt_tokens != prompt_tokens:
         raise EngineError("invalid", f"prompt_tokens {meta.prompt_tokens}, {prompt_tokens} were sent")
-    if [entry[1] for entry in meta.output_token_logprobs] != reply.output_ids:
+    values, scored_ids, _ = zip(*meta.output_token_logprobs, strict=True)
+    if list(scored_ids) != reply.output_ids:
         raise EngineError("invalid", "the token ids of the logprobs differ from output_ids")
-    logprobs = np.array([entry[0] for entry in meta.output_token_logprobs], dtype="<f4")
+    logprobs = np.array(values, dtype="<f4")
     if not np.isfinite(logprobs).all() or float(logprobs.max()) > MAX_LOGPROB:
         raise EngineError("invalid", "a logprob is not a finite number of at most 0")
     try:

@@ -224,6 +224,7 @@ def test_a_refused_problem_is_bad_input_and_frees_the_engine(tokenizer: str, tmp
                 engine.faults["/generate"] = ["400", 1]
                 with pytest.raises(RequestRefused, match="fault 400"):
                     await rig.sample(make_problem(ordinal))
+                await asyncio.sleep(0.1)  # what was given up on its way must not meet the next fault
             assert rig.fleet.engines[0].assigned == 0
             assert rig.fleet.engines[0].state == "serving"
             assert len(await rig.sample(make_problem(3))) == 4

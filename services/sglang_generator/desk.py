@@ -1,0 +1,159 @@
+"""The requests of one engine, from waiting for a slot until their answers have been read.
+
+An engine's scheduler serves together what arrives together, so an answer's slot goes to the next request in the very
+call in which the answer arrives; reading it (JSON, checks, encoding, producing) comes after, a few answers per turn of
+the event loop. Invariants:
+
+* Never more than ``slots.limit`` requests are in flight.
+* Answers that wait to be read are at most as many again: beyond that an answer keeps its slot until it is read.
+* Only an answer of HTTP 200 frees its slot unread. After a failure nothing is sent in its place until it was judged,
+  and failures are judged first.
+* Every request that was submitted is told ready once, unless it is withdrawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeAlias
+
+from sglang_generator.http1 import Response
+from sglang_generator.lanes import Done, Flight, Outcome
+from sglang_generator.policy import Policy
+from sglang_generator.slots import Slots
+from sglang_generator.wire import Request
+
+READ_AT_ONCE = 4
+"""Answers that are read before other answers get a chance to arrive."""
+
+Stage: TypeAlias = Literal["waiting", "in_flight", "unread", "over"]
+
+
+class Sender(Protocol):
+    """What a desk needs of a client."""
+
+    def send(self, request: Request, done: Done) -> Flight:
+        """Send a request."""
+
+
+class Ask:
+    """One request for a sample at one engine."""
+
+    __slots__ = ("epoch", "flight", "keeps_slot", "outcome", "policy", "ready", "request", "seconds", "stage")
+
+    def __init__(self, policy: Policy, request: Request, ready: Callable[[], None]) -> None:
+        self.policy = policy
+        self.request = request
+        self.ready = ready
+        """Called when there is something to read; it must only take note."""
+        self.stage: Stage = "waiting"
+        self.outcome: Outcome | None = None
+        """None: it was not sent, for the engine no longer served the policy at its turn."""
+        self.keeps_slot = False
+        self.flight: Flight | None = None
+        self.epoch = 0
+        """Of the engine, when it was sent."""
+        self.seconds = 0.0
+        """When it was sent, by the monotonic clock; then how long the answer took."""
+
+
+class Desk:
+    """One engine's."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        limit: int,
+        usable_for: Callable[[Policy], bool],
+        epoch: Callable[[], int],
+        on_room: Callable[[], None],
+    ) -> None:
+        """``on_room`` is called when an answer has freed its slot and no other request waits for it."""
+        self.slots = Slots(limit)
+        self.unread = 0
+        """Answers that freed their slots and wait to be read."""
+        self._sender = sender
+        self._usable_for = usable_for
+        self._epoch = epoch
+        self._on_room = on_room
+        self._turns: dict[Ask, Callable[[], None]] = {}
+        self._arrived: deque[Ask] = deque()
+        self._reading = False
+
+    def submit(self, ask: Ask) -> None:
+        """Send a request as soon as there is a slot, which may be now."""
+
+        def turn() -> None:
+            del self._turns[ask]
+            self._send(ask)
+
+        self._turns[ask] = turn
+        self.slots.enter(turn)
+
+    def close_ask(self, ask: Ask) -> None:
+        """An answer is being read, or nobody wants it any more."""
+        stage, ask.stage = ask.stage, "over"
+        if stage == "waiting":
+            self.slots.withdraw(self._turns.pop(ask))
+        elif stage == "in_flight":
+            assert ask.flight is not None
+            ask.flight.give_up()
+            self.slots.leave()
+        elif stage == "unread":
+            if ask.keeps_slot:
+                self.slots.leave()
+            elif ask.outcome is not None:
+                self.unread -= 1
+
+    def _send(self, ask: Ask) -> None:
+        if not self._usable_for(ask.policy):
+            # It may have left service while the request waited.
+            self.slots.leave()
+            ask.stage = "unread"
+            self._arrived.append(ask)
+            self._read_soon()
+            return
+        ask.stage = "in_flight"
+        ask.epoch = self._epoch()
+        ask.seconds = time.monotonic()
+
+        def done(outcome: Outcome) -> None:
+            self._take(ask, outcome)
+
+        ask.flight = self._sender.send(ask.request, done)
+
+    def _take(self, ask: Ask, outcome: Outcome) -> None:
+        """An answer has arrived."""
+        ask.seconds = time.monotonic() - ask.seconds
+        ask.outcome = outcome
+        ask.stage = "unread"
+        good = isinstance(outcome, Response) and outcome.status == 200
+        (self._arrived.append if good else self._arrived.appendleft)(ask)
+        self._read_soon()
+        if good and self.unread < self.slots.limit:
+            self.unread += 1
+            self.slots.leave()
+            if self.slots.held < self.slots.limit:
+                self._on_room()
+        else:
+            ask.keeps_slot = True
+
+    def _read_soon(self) -> None:
+        if not self._reading:
+            self._reading = True
+            asyncio.get_running_loop().call_soon(self._read)
+
+    def _read(self) -> None:
+        arrived = self._arrived
+        told = 0
+        while arrived and told < READ_AT_ONCE:
+            ask = arrived.popleft()
+            if ask.stage == "unread":
+                told += 1
+                ask.ready()
+        if arrived:
+            asyncio.get_running_loop().call_soon(self._read)
+        else:
+            self._reading = False

@@ -1,0 +1,188 @@
+"""Between an answer's arrival and its reading: the next requests have left, and nothing is lost, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+from generator_rig import eventually, make_full_policy, make_policy, running, tokens
+
+from gristmill.errors import BadInput
+from gristmill.messages import Completion
+from sglang_generator.desk import Desk
+from sglang_generator.fleet import Fleet
+from sglang_generator.placement import Placement
+from support.context import make_problem
+
+
+class Gate:
+    """Holds up the reading of answers while it is shut."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = True
+        read = Desk._read
+
+        def gated(desk: Desk) -> None:
+            if self.open:
+                read(desk)
+            else:
+                asyncio.get_running_loop().call_later(0.01, desk._read)
+
+        monkeypatch.setattr(Desk, "_read", gated)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def test_requests_follow_answers_that_nobody_has_read_up_to_a_bound(tokenizer: str, tmp_path: Path, gate: Gate) -> None:
+    async def main() -> None:
+        async with (
+            FakeEngine(tokenizer, latency_s=0.02) as engine,
+            running([engine.url], engine_concurrency=8) as rig,
+        ):
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            gate.open = False
+            groups = [asyncio.create_task(rig.sample(make_problem(n, group_size=4))) for n in range(1, 11)]
+            # Eight answers freed their slots, and the eight that came next keep theirs.
+            await eventually(lambda: len(engine.seen.samples()) == 16)
+            await asyncio.sleep(0.2)
+            assert len(engine.seen.samples()) == 16
+            (placed,) = rig.fleet.engines
+            assert (placed.desk.unread, placed.desk.slots.held, placed.client.in_flight) == (8, 8, 0)
+            gate.open = True
+            samples = [sample for group in await asyncio.gather(*groups) for sample in group]
+            assert all(isinstance(sample, Completion) for sample in samples)
+            assert len({sample.sample_id for sample in samples}) == len(samples) == 40
+            assert engine.seen.most_in_flight == 8
+            assert (placed.assigned, placed.desk.unread, placed.desk.slots.held) == (0, 0, 0)
+
+    asyncio.run(main())
+
+
+def test_an_engine_is_not_drained_before_its_answers_are_read(tokenizer: str, tmp_path: Path, gate: Gate) -> None:
+    """One of them may have to be asked for again, of the weights that are there."""
+
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], delivery="disk") as rig:
+            rig.policy(make_full_policy(tmp_path, 1))
+            await rig.current(1)
+            gate.open = False
+            engine.faults["/generate"] = ["short", 1]
+            group = asyncio.create_task(rig.sample(make_problem(1)))
+            await eventually(lambda: rig.fleet.engines[0].client.in_flight == 0 < len(engine.seen.samples()))
+            rig.policy(make_full_policy(tmp_path, 2))
+            await asyncio.sleep(0.3)
+            assert engine.seen.updates == ["run-v1"]
+            gate.open = True
+            samples = await group
+            assert sorted(sample.attempts for sample in samples) == [1, 1, 1, 2]
+            assert {sample.policy_version_newest for sample in samples} == {1}
+            await rig.current(2)
+            assert engine.seen.updates == ["run-v1", "run-v2"]
+
+    asyncio.run(main())
+
+
+def test_answers_that_arrived_before_an_engine_died_are_kept(tokenizer: str, tmp_path: Path, gate: Gate) -> None:
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], engine_concurrency=4) as rig:
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            gate.open = False
+            early = asyncio.create_task(rig.sample(make_problem(1)))
+            (placed,) = rig.fleet.engines
+            await eventually(lambda: placed.desk.unread == 4)
+            engine.latency_s = 30.0
+            late = asyncio.create_task(rig.sample(make_problem(2)))
+            await eventually(lambda: engine.in_flight == 4)
+            await engine.crash()
+            engine.latency_s = 0.0
+            gate.open = True
+            assert [sample.attempts for sample in await early] == [1] * 4
+            await eventually(lambda: placed.state != "serving")
+            await engine.start()
+            assert [sample.attempts for sample in await late] == [2] * 4
+            assert {frozenset(tokens(sample)) for sample in await late} == {frozenset({1000})}
+            assert (placed.assigned, placed.desk.unread, placed.desk.slots.held) == (0, 0, 0)
+
+    asyncio.run(main())
+
+
+def test_a_group_that_gives_up_with_unread_answers_leaves_nothing_behind(
+    tokenizer: str, tmp_path: Path, gate: Gate
+) -> None:
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], engine_concurrency=4) as rig:
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            gate.open = False
+            work = asyncio.create_task(rig.sample(make_problem(1, group_size=9)))
+            (placed,) = rig.fleet.engines
+            await eventually(lambda: placed.desk.unread == placed.desk.slots.held == 4)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            assert (placed.assigned, placed.desk.unread, placed.desk.slots.held) == (0, 0, 0)
+            gate.open = True
+            assert len(await rig.sample(make_problem(2))) == 4
+
+    asyncio.run(main())
+
+
+def test_a_group_that_gives_up_as_it_is_placed_is_taken_back(tokenizer: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], engine_concurrency=2) as rig:
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            fleet: Fleet = rig.fleet
+            steps: list[str] = []
+
+            class Starter:
+                def start(self, placement: Placement) -> None:
+                    steps.append(f"started with {placement.policy.name}")
+
+                def withdraw(self) -> None:
+                    steps.append("withdrawn")
+
+            first = await fleet.place(2)
+            waiting = asyncio.create_task(fleet.place(3, Starter()))
+            given_up = asyncio.create_task(fleet.place(3))
+            await asyncio.sleep(0)
+            assert not steps
+            given_up.cancel()
+            for _ in range(2):
+                fleet.finish(first.engine)  # makes room, so the group starts at once
+            assert steps == ["started with run-v0"]
+            waiting.cancel()
+            await asyncio.gather(waiting, given_up, return_exceptions=True)
+            assert steps == ["started with run-v0", "withdrawn"]
+            fleet.release(first)
+            assert first.engine.assigned == 0
+            assert not fleet._held
+            assert not fleet.waiting
+            assert len(await rig.sample(make_problem(1))) == 4
+
+    asyncio.run(main())
+
+
+def test_what_is_wrong_with_a_problem_is_said_when_its_credit_comes(tokenizer: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], max_refusals=1000) as rig:
+            rig.policy(make_policy(tmp_path, 0, 1))
+            await rig.current(0)
+            await rig.sample(make_problem(1))
+            work = [asyncio.create_task(rig.sample(make_problem(n, prompt=p))) for n, p in ((2, "1"), (3, ""))]
+            await asyncio.sleep(0.1)
+            assert not any(task.done() for task in work)
+            rig.policy(make_policy(tmp_path, 0, 3))
+            good, bad = await asyncio.gather(*work, return_exceptions=True)
+            assert isinstance(bad, BadInput)
+            assert "empty prompt" in str(bad)
+            assert isinstance(good, list)
+            assert len(good) == 4
+
+    asyncio.run(main())
