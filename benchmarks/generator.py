@@ -67,6 +67,11 @@ GROUP = 8
 PROMPT = "1 + 1 = " * 16
 SEARCH_ROUNDS = 8
 """At most, with --in-flight auto."""
+SEARCH_SAMPLES = 1536
+"""Completions of such a round, at most."""
+
+
+RATES = {"rate": "completions", "middle_rate": "the middle", "token_rate": "tokens"}
 
 
 def cpu_seconds() -> float:
@@ -335,7 +340,7 @@ async def measure(arguments: argparse.Namespace, url: str, folder: Path, bootstr
     await run.round(run.next_problems(GROUP * 8))  # warm up: the tokenizer, connections
     in_flight = arguments.in_flight
     if in_flight == "auto":
-        in_flight = await run.find_limit(samples)
+        in_flight = await run.find_limit(min(samples, SEARCH_SAMPLES))
     results: dict[str, list[Result]] = {"bare": [], "service": []}
     name = None if adapter is None else "run-v0"
     await counted_steps(url, arguments)
@@ -383,10 +388,22 @@ def report(arguments: argparse.Namespace, in_flight: int, samples: int, results:
                 f"           engine: {prefills:.0f} prefills of {sizes} sequences, {decodes:.0f} decodes, "
                 f"{engine_cpu:.2f} s CPU, {late:.2f} s late"
             )
-    for what, label in (("rate", "completions"), ("middle_rate", "the middle"), ("token_rate", "tokens")):
+    for what, label in RATES.items():
         pairs = zip(results["service"], results["bare"], strict=True)
         ratios = [getattr(service, what) / (getattr(alone, what) or math.nan) for service, alone in pairs]
         print(f"  ratio    {statistics.median(ratios):8.3f} {label:12} ({', '.join(f'{one:.3f}' for one in ratios)})")
+    if arguments.json:
+        sides = {
+            side: [{name: getattr(result, name) for name in (*RATES, "ramp_s", "cpu_s", "steps")} for result in of_side]
+            for side, of_side in results.items()
+        }
+        measured = {
+            "in_flight": in_flight,
+            "found": bool(found),
+            "samples": samples,
+            "tokens": arguments.tokens,
+        } | sides
+        arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 def in_flight(text: str) -> int | str:
@@ -412,6 +429,7 @@ def main() -> None:
     parser.add_argument("--max-running", type=int, default=512, help="of the stepping engine")
     parser.add_argument("--tokens", type=int, default=256, help="at most, per completion")
     parser.add_argument("--bootstrap", default=None, help="a broker that runs")
+    parser.add_argument("--json", type=Path, help="file for the rounds of both sides")
     arguments = parser.parse_args()
     configure_logging("warning", "console")
     with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as temporary:

@@ -8,7 +8,7 @@
 #   GPU, PORT      index of the GPU (0), or cpu with ENGINE_COMMAND (see engine.sh); port of the server (33000)
 #   GRAPHS         largest batch with a CUDA graph (512): above it SGLang falls to half its speed
 #   CONCURRENCIES  requests in flight ("512 auto"; auto is bounded by GRAPHS)
-#   SAMPLES, TOKENS, ROUNDS   completions a round (2048) of at most so many tokens (256), rounds of each side (2)
+#   SAMPLES, TOKENS, ROUNDS   completions a round (6144) of at most so many tokens (256), rounds of each side (2)
 #   DELIVER        modes whose updates are measured under this load ("disk"; empty for none; see delivery.sh)
 set -euo pipefail
 
@@ -17,7 +17,7 @@ root=$(cd "$here/../.." && pwd)
 MODEL=${MODEL:?name a model folder in MODEL}
 export OUT=${OUT:?name a folder for logs and results in OUT}
 GPU=${GPU:-0} PORT=${PORT:-33000} PYTHON=${PYTHON:-python3} GRAPHS=${GRAPHS:-512}
-SAMPLES=${SAMPLES:-2048} TOKENS=${TOKENS:-256} ROUNDS=${ROUNDS:-2}
+SAMPLES=${SAMPLES:-6144} TOKENS=${TOKENS:-256} ROUNDS=${ROUNDS:-2}
 url=http://127.0.0.1:$PORT
 mkdir -p "$OUT"
 watcher=
@@ -52,7 +52,8 @@ status=0
 for setting in "${settings[@]}"; do
   watch "rate-$setting"
   "$PYTHON" "$root/benchmarks/generator.py" --url "$url" --model "$MODEL" --in-flight "$setting" --tokens "$TOKENS" \
-    --samples "$SAMPLES" --rounds "$ROUNDS" "${prompts[@]}" 2>&1 | tee "$OUT/rate-$setting.txt" || status=$?
+    --samples "$SAMPLES" --rounds "$ROUNDS" "${prompts[@]}" \
+    --json "$OUT/rate-$setting.json" 2>&1 | tee "$OUT/rate-$setting.txt" || status=$?
   unwatch
 done
 

@@ -4,52 +4,62 @@ from __future__ import annotations
 
 import csv
 import json
-import re
+import math
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
-HEAD = re.compile(r"(\d+) requests in flight(?: \((found)\))?")
-SIDE = re.compile(r"^\s+(bare|service)\s+([\d.,]+) completions/s\s+([\d.,]+) tokens/s\s+([\d.,]+) ms", re.MULTILINE)
-RATIO = re.compile(r"^\s+ratio\s+([\d.]+) (\w+)", re.MULTILINE)
 BUSY = 5.0
 """A GPU below this many percent is waiting for a round, not serving it."""
 
 
 def main(out: Path) -> None:
     """Read what the script left in ``out`` and print it."""
-    print("| in flight | bare tokens/s | service tokens/s | ratio (completions) | ratio (tokens) | GPU use |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| in flight | bare tokens/s | service tokens/s | ratio (tokens) | by round | ratio in the middle | GPU use |"
+    )
+    print("|---|---|---|---|---|---|---|")
     rows = []
-    for file in sorted(out.glob("rate-*.txt")):
-        text = file.read_text()
-        head = HEAD.search(text)
-        sides = {side: (rate, tokens) for side, rate, tokens, _ in SIDE.findall(text)}
-        ratios = {what: value for value, what in RATIO.findall(text)}
-        if head is None or len(sides) < 2:
-            last = text.strip().splitlines()[-1:] or ["nothing was written"]
-            print(f"| {file.stem} | {last[0][:150]} | | | | |")
+    for text in sorted(out.glob("rate-*.txt")):
+        file = text.with_suffix(".json")
+        if not file.is_file():
+            last = text.read_text().strip().splitlines()[-1:] or ["nothing was written"]
+            print(f"| {text.stem} | {last[0][:150]} | | | | | |")
             continue
-        use = utilisation(out / f"{file.stem}.csv")
+        found = json.loads(file.read_text())
         row = {
-            "in_flight": int(head[1]),
-            "found": head[2] is not None,
-            "bare_tokens_per_s": sides["bare"][1],
-            "service_tokens_per_s": sides["service"][1],
-            "ratio_completions": ratios.get("completions"),
-            "ratio_tokens": ratios.get("tokens"),
-            "gpu_percent": use,
+            "in_flight": found["in_flight"],
+            "found": found["found"],
+            "bare_tokens_per_s": median(found["bare"], "token_rate"),
+            "service_tokens_per_s": median(found["service"], "token_rate"),
+            "ratios_tokens": ratios(found, "token_rate"),
+            "ratios_middle": ratios(found, "middle_rate"),
+            "gpu_percent": utilisation(out / f"{text.stem}.csv"),
         }
         rows.append(row)
+        use = row["gpu_percent"]
         print(
-            f"| {row['in_flight']}{' (found)' if row['found'] else ''} | {row['bare_tokens_per_s']} | "
-            f"{row['service_tokens_per_s']} | {row['ratio_completions']} | {row['ratio_tokens']} | "
-            f"{'' if use is None else f'{use:.0f} %'} |"
+            f"| {row['in_flight']}{' (found)' if row['found'] else ''} | {row['bare_tokens_per_s']:,.0f} | "
+            f"{row['service_tokens_per_s']:,.0f} | {statistics.median(row['ratios_tokens']):.3f} | "
+            f"{', '.join(f'{one:.3f}' for one in row['ratios_tokens'])} | "
+            f"{statistics.median(row['ratios_middle']):.3f} | {'' if use is None else f'{use:.0f} %'} |"
         )
     (out / "throughput.json").write_text(json.dumps(rows, indent=1))
     without = (out / "without_graph.txt").read_text().strip() if (out / "without_graph.txt").is_file() else "?"
     print(f"\nlines of the server's log with 'cuda graph: False': {without}")
     deliveries(out / "delivery.json")
+
+
+def median(rounds: list[dict[str, Any]], what: str) -> float:
+    """Median of a figure over the rounds of one side."""
+    return statistics.median(one[what] for one in rounds)
+
+
+def ratios(found: dict[str, Any], what: str) -> list[float]:
+    """Service against bare client, round by round; no number where a round has no such figure."""
+    pairs = zip(found["service"], found["bare"], strict=True)
+    return [service[what] / (bare[what] or math.nan) for service, bare in pairs]
 
 
 def utilisation(file: Path) -> float | None:
