@@ -37,7 +37,13 @@ RESERVED_ENV = frozenset({CONFIG_ENV, "GRISTMILL_SHARED", "GRISTMILL_TEST_FORBID
 class Section(BaseModel):
     """Base of every service's section: immutable, unknown keys refused, docstrings become descriptions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        hide_input_in_errors=True,  # it may be a key
+    )
 
 
 class SecurityConfig(Section):

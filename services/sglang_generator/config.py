@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -10,6 +11,8 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from gristmill.config import Section
 
 DeliveryMode: TypeAlias = Literal["lora", "disk", "tensor", "nccl"]
+
+_KEY = re.compile(r"[!-~]+")
 
 AUTO_START = 64
 """Limit that ``engine_concurrency: auto`` begins with."""
@@ -110,6 +113,13 @@ class GeneratorConfig(Section):
         if len(set(urls)) != len(urls):
             raise ValueError("an engine is listed twice")
         return urls
+
+    @field_validator("api_key", "admin_api_key", "weight_source_key")
+    @classmethod
+    def _header_value(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not _KEY.fullmatch(value.get_secret_value()):
+            raise ValueError("a key goes into a header: visible ASCII characters only (no line end, no blank)")
+        return value
 
     @field_validator("weight_source")
     @classmethod

@@ -100,12 +100,17 @@ class Desk:
         elif stage == "in_flight":
             assert ask.flight is not None
             ask.flight.give_up()
-            self.slots.leave()
+            self._leave_soon()
         elif stage == "unread":
             if ask.keeps_slot:
-                self.slots.leave()
+                self._leave_soon()
             elif ask.outcome is not None:
                 self.unread -= 1
+        ask.outcome = None  # its body may be megabytes
+
+    def _leave_soon(self) -> None:
+        """Give a slot back that no answer has freed: when everything is given up at once, nothing is sent meanwhile."""
+        asyncio.get_running_loop().call_soon(self.slots.leave)
 
     def _send(self, ask: Ask) -> None:
         if not self._usable_for(ask.policy):
@@ -122,7 +127,11 @@ class Desk:
         def done(outcome: Outcome) -> None:
             self._take(ask, outcome)
 
-        ask.flight = self._sender.send(ask.request, done)
+        try:
+            ask.flight = self._sender.send(ask.request, done)
+        except BaseException:
+            ask.stage = "over"
+            raise
 
     def _take(self, ask: Ask, outcome: Outcome) -> None:
         """An answer has arrived."""
@@ -148,12 +157,14 @@ class Desk:
     def _read(self) -> None:
         arrived = self._arrived
         told = 0
-        while arrived and told < READ_AT_ONCE:
-            ask = arrived.popleft()
-            if ask.stage == "unread":
-                told += 1
-                ask.ready()
-        if arrived:
-            asyncio.get_running_loop().call_soon(self._read)
-        else:
-            self._reading = False
+        try:
+            while arrived and told < READ_AT_ONCE:
+                ask = arrived.popleft()
+                if ask.stage == "unread":
+                    told += 1
+                    ask.ready()
+        finally:
+            if arrived:
+                asyncio.get_running_loop().call_soon(self._read)
+            else:
+                self._reading = False

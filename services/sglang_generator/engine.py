@@ -207,10 +207,13 @@ class Engine:
         return result
 
     def withdraw(self, ask: Ask) -> None:
-        """Want an answer no longer; what is in flight is aborted at the engine."""
-        if ask.stage == "in_flight":
+        """Want an answer no longer. What the engine may still be at is aborted, and a failure judged all the same."""
+        outcome = ask.outcome
+        if ask.stage == "in_flight" or (isinstance(outcome, EngineError) and outcome.kind == "timeout"):
             self._abort(ask.request.rid)
         self.desk.close_ask(ask)
+        if isinstance(outcome, EngineError):
+            self.fail(outcome, ask.epoch)
 
     async def ask(self, policy: Policy, prompt: Prompt, sampling: Sampling, index: int) -> tuple[Ask, Generated | None]:
         """One completion by a version, with the request that it answers; None as with :meth:`take`.

@@ -125,7 +125,7 @@ class Fleet:
             if placed.cancelled():
                 with contextlib.suppress(ValueError):
                     self._queue.remove(waiting)
-            else:
+            elif placed.exception() is None:
                 self._take_back(waiting, placed.result())
             raise
 
@@ -243,7 +243,13 @@ class Fleet:
             placement = self._try_place(queue[0].samples)
             if placement is None:
                 return
-            queue.popleft().start(placement)
+            waiting = queue.popleft()
+            try:
+                waiting.start(placement)
+            except Exception as error:  # noqa: BLE001 (raised in the task of the group)
+                # Whoever made the room must not suffer for it, and the group's own task must not wait for ever.
+                self._take_back(waiting, placement)
+                waiting.placed.set_exception(error)
 
     def _let_in(self) -> None:
         """There may be room, for groups and for samples that are retried."""

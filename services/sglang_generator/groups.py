@@ -119,6 +119,7 @@ class GroupSampler:
                         retries.create_task(self._retry(group, index, policy, error, admission_wait_s))
                     else:
                         self._finish(group, index, policy, ask, result, 1, admission_wait_s)
+                    del ask, result, error  # what an answer holds is not kept until the next one comes
         except BaseExceptionGroup as errors:
             refused = errors.subgroup(RequestRefused)
             if refused is None or errors.split(RequestRefused)[1] is not None:

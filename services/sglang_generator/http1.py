@@ -14,6 +14,7 @@ import h11
 
 _HEAD_BYTES = 1 << 16
 _END = b"\r\n\r\n"
+_BARE_END = re.compile(rb"\n\r?\n")
 _PLAIN = re.compile(rb"HTTP/1\.1 ([2-5]\d\d)[ \r]")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*(?=\r\n)", re.IGNORECASE)
 _ODD = re.compile(rb"\r\n(?:transfer-encoding|connection|content-length)[ \t]*:|\n[ \t]", re.IGNORECASE)
@@ -62,7 +63,7 @@ class ResponseReader:
             joined = data if len(self._parts) == 1 else b"".join(self._parts)
             self._parts = [joined]
             end = joined.find(_END)
-            if end < 0 and self._have <= _HEAD_BYTES:
+            if end < 0 and self._have <= _HEAD_BYTES and not _BARE_END.search(joined):
                 return None
             if end < 0 or not self._read_head(joined[: end + 2], end + len(_END)):
                 return self._hand_over(joined)

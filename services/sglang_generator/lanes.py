@@ -11,6 +11,7 @@ requests that follow them leave within the same turn of the event loop.
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 import time
 from collections.abc import Callable
@@ -139,13 +140,18 @@ class Lanes:
 
     def give(self, lane: Lane) -> None:
         """Take a connection back."""
-        self._idle.append(lane)
+        if self._tls is None:
+            self._idle.append(lane)
+        else:
+            # What ends a TLS connection may be decrypted already and lie behind the answer: the lane hears of it next.
+            asyncio.get_running_loop().call_soon(self._idle.append, lane)
 
     def take(self) -> Lane | None:
         """An idle connection that the server has not closed."""
         while self._idle:
             lane = self._idle.pop()
-            if lane.closed:
+            if lane.gone:
+                lane.close()
                 continue
             if not lane.expired:
                 return lane
@@ -177,13 +183,20 @@ class Lane(asyncio.BufferedProtocol):
         self.closed = False
         self._lanes = lanes
         self._transport: asyncio.Transport
+        self._poll = select.poll()
         self._flight: Flight | None = None
         self._reader = ResponseReader()
         self._idle_since = 0.0
 
     @property
+    def gone(self) -> bool:
+        """Whether the server has closed it, even where the event loop has not come to hear of it: an idle connection
+        on which something has arrived, its end or bytes that nobody asked for, is of no use."""
+        return self.closed or self._transport.is_closing() or bool(self._poll.poll(0))
+
+    @property
     def expired(self) -> bool:
-        """Whether the server may have closed it."""
+        """Whether the server may close it soon."""
         return time.monotonic() - self._idle_since > KEEPALIVE_S
 
     def exchange(self, flight: Flight, data: bytes) -> None:
@@ -199,10 +212,12 @@ class Lane(asyncio.BufferedProtocol):
         """Cut the connection; a flight that it carries hears nothing of it."""
         self.closed = True
         self._flight = None
+        self._reader = ResponseReader()
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio passes it)
         return self._lanes.buffer
@@ -237,7 +252,10 @@ class Lane(asyncio.BufferedProtocol):
                 self._fail(ConnectionResetError("the server closed the connection within a response"))
             return
         self._flight = None
-        if response.reusable and not self.closed:
+        self._reader = ResponseReader()  # the old one holds the answer
+        # An answer that came before its request had left: the rest of that would go in front of the next one.
+        sent = not self._transport.get_write_buffer_size()
+        if response.reusable and sent and not self.closed:
             self._idle_since = time.monotonic()
             self._lanes.give(self)  # first: what follows the answer takes this connection
         else:

@@ -62,6 +62,10 @@ class Slots:
             while self._queue and self._held < self._limit:
                 turn, _ = self._queue.popitem(last=False)
                 self._held += 1
-                turn()
+                try:
+                    turn()
+                except BaseException:
+                    self._held -= 1
+                    raise
         finally:
             self._letting_in = False

@@ -189,19 +189,23 @@ class Prompt:
 class Request:
     """One request for a sample: what is sent, and what the answer is checked against."""
 
-    __slots__ = ("content", "expected", "max_new_tokens", "prompt_tokens", "rid")
+    __slots__ = ("_expected", "_params", "_prompt", "rid")
 
     def __init__(self, rid: str, prompt: Prompt, params: dict[str, Any], expected: Expected) -> None:
         self.rid = rid
-        self.prompt_tokens = prompt.count
-        self.max_new_tokens: int = params["max_new_tokens"]
-        self.expected = expected
-        adapter = b"" if expected.adapter is None else b',"lora_path":' + _encode(expected.adapter)
-        self.content = b'{"rid":%b,"input_ids":%b,"sampling_params":%b,"return_logprob":true%b}' % (
-            _encode(rid),
-            prompt.json,
-            _encode(params),
-            adapter,
+        self._prompt = prompt
+        self._params = params
+        self._expected = expected
+
+    @property
+    def content(self) -> bytes:
+        """What is sent. Made when it is: hundreds of requests that wait hold one prompt together."""
+        adapter = self._expected.adapter
+        return b'{"rid":%b,"input_ids":%b,"sampling_params":%b,"return_logprob":true%b}' % (
+            _encode(self.rid),
+            self._prompt.json,
+            _encode(self._params),
+            b"" if adapter is None else b',"lora_path":' + _encode(adapter),
         )
 
     def read(self, content: bytes) -> Generated:
@@ -217,9 +221,9 @@ class Request:
         return check(
             reply,
             rid=self.rid,
-            prompt_tokens=self.prompt_tokens,
-            max_new_tokens=self.max_new_tokens,
-            expected=self.expected,
+            prompt_tokens=self._prompt.count,
+            max_new_tokens=self._params["max_new_tokens"],
+            expected=self._expected,
         )
 
 

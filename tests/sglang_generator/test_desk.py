@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,6 +120,8 @@ def test_unread_answers_are_bounded() -> None:
             while case.sender.flights:
                 case.sender.flights[0].end(GOOD)
         assert {ask.stage for ask in case.asks} == {"over"}
+        assert {ask.outcome for ask in case.asks} == {None}  # nothing keeps their bodies
+        await turns()
         assert (case.desk.unread, case.desk.slots.held, case.sender.most) == (0, 0, 3)
 
     asyncio.run(main())
@@ -145,7 +148,53 @@ def test_a_failure_keeps_its_slot_and_is_read_first() -> None:
         assert (case.asks[-1].outcome, case.ready[-1]) == (None, case.asks[-1])
         for ask in case.ready:
             case.desk.close_ask(ask)
+        await turns()
         assert (case.desk.unread, case.desk.slots.held) == (0, 1)
+
+    asyncio.run(main())
+
+
+def test_nothing_is_sent_while_everything_is_given_up() -> None:
+    async def main() -> None:
+        case = Case(4)
+        for _ in range(12):
+            case.submit()
+        for ask in case.asks:
+            case.desk.close_ask(ask)
+        await turns()
+        assert not case.sender.flights
+        assert case.sender.most == 4
+        assert case.desk.slots.held == 0
+        case.submit()
+        assert case.sender.rids == ["12"]
+
+    asyncio.run(main())
+
+
+def test_a_callback_that_raises_stops_neither_the_desk_nor_its_slots() -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        case = Case(2)
+        bad, good = case.submit(), case.submit()
+
+        def fail() -> None:
+            raise MemoryError
+
+        bad.ready = fail
+        for _ in range(2):
+            case.sender.flights[0].end(GOOD)
+        await turns()
+        assert case.ready == [good]
+
+        send = case.sender.send
+        case.sender.send = lambda *_: fail()  # type: ignore[method-assign]
+        with pytest.raises(MemoryError):
+            case.submit()
+        case.sender.send = send  # type: ignore[method-assign]
+        case.desk.close_ask(case.asks[-1])
+        assert case.desk.slots.held == 0
+        case.submit()
+        assert len(case.sender.flights) == 1
 
     asyncio.run(main())
 

@@ -46,6 +46,12 @@ def test_pieces_do_not_matter(status: int, body: bytes, cuts: list[int], chunked
     assert read(data, cuts) == Response(status, body, True)
 
 
+@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n"])
+def test_a_head_that_ends_with_bare_line_feeds_is_read(end: bytes) -> None:
+    """h11 takes it, so it must get it: nothing else would end the wait for the usual end."""
+    assert read(b"HTTP/1.1 200 OK\nContent-Length: 11" + end + BODY, []) == Response(200, BODY, True)
+
+
 @pytest.mark.parametrize("cuts", [[], [5, 30, 60], list(range(100))])
 @pytest.mark.parametrize(
     ("head", "reusable"),

@@ -185,3 +185,61 @@ def test_idle_connections_are_dropped_before_or_when_the_server_drops_them(monke
             assert server.connections == 3
 
     asyncio.run(main())
+
+
+def test_a_connection_that_ended_right_behind_an_answer_gets_no_request() -> None:
+    """The next request leaves in the call that reads the answer, before the loop can hear of the connection's end."""
+
+    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n[1]")
+        writer.write(OK)
+        writer.close()
+
+    async def main() -> None:
+        listener = await asyncio.start_server(connection, "127.0.0.1", 0)
+        lanes = Lanes(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", 1.0)
+        head = lanes.head("/generate", [])
+        outcomes: list[Outcome] = []
+        over = asyncio.Event()
+
+        def done(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            if len(outcomes) < 20:
+                lanes.send(head, b"[1]", 5.0, done)
+            else:
+                over.set()
+
+        lanes.send(head, b"[1]", 5.0, done)
+        await over.wait()
+        assert outcomes == [Response(200, b"{}", True)] * 20
+        listener.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_came_before_its_request_had_left_ends_the_connection() -> None:
+    async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+
+    async def main() -> None:
+        listener = await asyncio.start_server(connection, "127.0.0.1", 0)
+        lanes = Lanes(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", 1.0)
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        lanes.send(lanes.head("/generate", []), bytes(64 << 20), 5.0, outcome.set_result)
+        assert await outcome == Response(200, b"{}", True)
+        assert lanes.take() is None
+        listener.close()
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_holds_no_answer() -> None:
+    async def main() -> None:
+        async with serving(OK) as (_, lanes):
+            await post(lanes)
+            lane = lanes.take()
+            assert lane is not None
+            assert not lane._reader.begun
+
+    asyncio.run(main())

@@ -126,9 +126,66 @@ def test_a_group_that_gives_up_with_unread_answers_leaves_nothing_behind(
             await eventually(lambda: placed.desk.unread == placed.desk.slots.held == 4)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
+            await asyncio.sleep(0)
             assert (placed.assigned, placed.desk.unread, placed.desk.slots.held) == (0, 0, 0)
             gate.open = True
             assert len(await rig.sample(make_problem(2))) == 4
+
+    asyncio.run(main())
+
+
+def test_timeouts_that_nobody_has_read_are_aborted_when_their_group_gives_up(
+    tokenizer: str, tmp_path: Path, gate: Gate
+) -> None:
+    async def main() -> None:
+        async with (
+            FakeEngine(tokenizer) as engine,
+            running([engine.url], engine_concurrency=4, request_timeout_s=0.2) as rig,
+        ):
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            engine.latency_s = 30.0
+            gate.open = False
+            work = asyncio.create_task(rig.sample(make_problem(1)))
+            (placed,) = rig.fleet.engines
+            await eventually(lambda: engine.in_flight == 4 and placed.client.in_flight == 0)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            rids = {request["rid"] for request in engine.seen.samples()}
+            await eventually(lambda: set(engine.seen.aborted) == rids)
+            assert rig.metric("engine_errors_total", engine=engine.url, kind="timeout") == 4
+
+    asyncio.run(main())
+
+
+def test_a_group_that_cannot_be_started_says_so_and_leaves_nothing_behind(tokenizer: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], engine_concurrency=2) as rig:
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            fleet: Fleet = rig.fleet
+
+            class Starter:
+                def start(self, placement: Placement) -> None:
+                    raise MemoryError(placement.policy.name)
+
+                def withdraw(self) -> None:
+                    pass
+
+            first = await fleet.place(2)
+            failing = asyncio.create_task(fleet.place(3, Starter()))
+            next_one = asyncio.create_task(fleet.place(1))
+            await asyncio.sleep(0)
+            for _ in range(2):
+                fleet.finish(first.engine)
+            with pytest.raises(MemoryError, match="run-v0"):
+                await failing
+            second = await next_one
+            assert second.engine.assigned == 1
+            fleet.finish(second.engine)
+            fleet.release(first)
+            fleet.release(second)
+            assert not fleet._held
 
     asyncio.run(main())
 

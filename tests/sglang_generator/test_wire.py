@@ -161,6 +161,14 @@ def test_keys_go_where_sglang_wants_them(tokenizer: str) -> None:
     assert "user" not in repr(config)
 
 
+@pytest.mark.parametrize("key", ["secret\n", "sécret", "", "se cret"])
+def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key: str) -> None:
+    for name in ("api_key", "admin_api_key", "weight_source_key"):
+        with pytest.raises(ValidationError, match="visible ASCII") as caught:
+            GeneratorConfig.model_validate({name: key, "weight_source": "http://127.0.0.1:1"})
+        assert "cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "values",
     [
