@@ -16,7 +16,10 @@ root=$(cd "$here/../.." && pwd)
 MODEL=${MODEL:?name a model folder in MODEL}
 export OUT=${OUT:?name a folder for logs and results in OUT}
 GPU=${GPU:-0} PORT=${PORT:-31000} PYTHON=${PYTHON:-python3}
+"$PYTHON" -c 'import pytest' || { echo "contract.sh: $PYTHON has no pytest" >&2; exit 2; }
 mkdir -p "$OUT"
+OUT=$(cd "$OUT" && pwd)
+if [ -d "$MODEL" ]; then MODEL=$(cd "$MODEL" && pwd); fi
 trap '"$here/engine.sh" stop contract' EXIT
 
 "$here/engine.sh" start contract "$GPU" "$PORT" "$MODEL" --enable-lora --max-lora-rank 16 --lora-target-modules all \

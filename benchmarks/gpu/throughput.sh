@@ -9,7 +9,7 @@
 #   GRAPHS         largest batch with a CUDA graph (512): above it SGLang falls to half its speed
 #   CONCURRENCIES  requests in flight ("512 auto"; auto is bounded by GRAPHS)
 #   SAMPLES, TOKENS, ROUNDS   completions a round (6144) of at most so many tokens (256), rounds of each side (2)
-#   DELIVER        modes whose updates are measured under this load ("disk"; empty for none; see delivery.sh)
+#   DELIVER        modes whose updates are measured under this load ("disk"; empty for none; also tensor-inline, tensor-ipc)
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -87,7 +87,7 @@ class LocalConfig(Section):
     """Completions sampled per held-out problem; pass@1 is the mean over all of them."""
     eval_source: str | None = None
     """Source of the held-out problems, by default the held-out split of the training sources. A file that is not
-    trained on is used whole."""
+    trained on is not split."""
     warmup_problems: int = Field(default=4000, ge=1)
     """Problems that the tiny policy's supervised warm-up may draw from."""
     verifiers: tuple[Literal["math", "code"], ...] | None = None

@@ -169,7 +169,7 @@ def _lines(path: Path) -> list[str]:
 def heldout_split(source: str | None, trained_on: Sequence[object]) -> str:
     """Which part of the problems to evaluate on is held out.
 
-    A source that is not trained on is used whole; of one that is (a file among ``trained_on``, or the generator of
+    A source that is not trained on is not split; of one that is (a file among ``trained_on``, or the generator of
     arithmetic), the held-out split. A split in the source's own text counts.
     """
     if source is None or source.partition(":")[0] == "arithmetic":

@@ -98,7 +98,7 @@ def check_installed(config: SglangConfig, environ: Mapping[str, str] = os.enviro
         raise ConfigError(f"local.sglang.command: {command[0]} cannot be asked for SGLang: {error}") from error
     if found.returncode != 0:
         raise ConfigError(
-            f"SGLang is not installed for {command[0]}: pip install 'gristmill[sglang]'; for an environment of its "
+            f"SGLang is not installed for {command[0]}: pip install sglang==0.5.16; for an environment of its "
             f"own, name its interpreter with --local.sglang.command='PYTHON {' '.join(MODULE)}', or its folder with "
             "--local.sglang.env.PYTHONPATH=FOLDER"
         )
