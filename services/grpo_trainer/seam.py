@@ -217,17 +217,11 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Logprobs and entropies of the completion, through :class:`Lines` of the same rows."""
         del input_ids, batch_size
-        lines = self._lines
-        if lines is None:
-            raise RuntimeError("no micro-batch is being taken")
-        # Router losses count tokens by the mask; attention goes without, see Lines.
-        router = {"attention_mask": lines.mask, "output_router_logits": True} if compute_aux_loss else {}
-        outputs = model(input_ids=lines.ids, labels=lines.labels, fused_lm_head=True, **router)
-        masked = attention_mask[:, -logits_to_keep:] == 0
-        logps = outputs.log_probs.gather(1, lines.columns).masked_fill(masked, 0.0)
+        mask = attention_mask[:, -logits_to_keep:]
+        logps, outputs, lines = self._forward(model, mask, router=compute_aux_loss)
         if not compute_entropy:
             return logps, None, None
-        entropies = outputs.entropy.gather(1, lines.columns).masked_fill(masked, 0.0)
+        entropies = outputs.entropy.gather(1, lines.columns).masked_fill(mask == 0, 0.0)
         if self._current is not None:
             observe(self._observed, logps.detach(), entropies.detach(), self._current, self._config)
         return logps, entropies, outputs.aux_loss if compute_aux_loss else None
@@ -235,6 +229,18 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
     _current: TensorDict | None = None
 
     # Inside
+
+    def _forward(
+        self, model: Any, completion_mask: torch.Tensor, *, router: bool = False
+    ) -> tuple[torch.Tensor, Any, Lines]:
+        """Logprobs of the completion, 0 where masked, the model's outputs, and the lines that were read."""
+        lines = self._lines
+        if lines is None:
+            raise RuntimeError("no micro-batch is being taken")
+        # Router losses count tokens by the mask; attention goes without, see Lines.
+        more = {"attention_mask": lines.mask, "output_router_logits": True} if router else {}
+        outputs = model(input_ids=lines.ids, labels=lines.labels, fused_lm_head=True, **more)
+        return outputs.log_probs.gather(1, lines.columns).masked_fill(completion_mask == 0, 0.0), outputs, lines
 
     def compute_loss(
         self, model: torch.nn.Module, inputs: TensorDict, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -364,14 +370,12 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
         return torch.autocast(self.accelerator.device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
     def _reference_logps(self, model: torch.nn.Module, inputs: TensorDict) -> torch.Tensor:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        width = inputs["completion_ids"].size(1)
+        mask = inputs["completion_mask"]
         with torch.no_grad():
             if self._reference is not None:
-                return self._get_per_token_logps_and_entropies(self._reference, ids, mask, width)[0]
+                return self._forward(self._reference, mask)[0]
             with self.accelerator.unwrap_model(model).disable_adapter():
-                return self._get_per_token_logps_and_entropies(model, ids, mask, width)[0]
+                return self._forward(model, mask)[0]
 
     def _weight(self, chunk: Loaded, work: Work) -> float:
         """Turns TRL's mean over a micro-batch into its share of the mean over the batch."""
@@ -417,7 +421,7 @@ class StreamTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL is untyped
             kl=metrics.get("kl"),
             clip_fraction=clipped,
             mismatch_kl=seen.k3 / tokens,
-            mismatch_max_ratio=math.exp(min(seen.max_log_ratio, 80.0)),
+            mismatch_max_ratio=math.exp(seen.max_log_ratio),  # cut when it was observed
             importance_ratio_mean=seen.weights / max(1.0, seen.weighted),
             train_s=time.perf_counter() - self._started,
             metrics=metrics,

@@ -121,9 +121,10 @@ class Stage:
             thread.join(5)
 
 
-def loaded(warden: Warden) -> None:
+def loaded(warden: Warden, told: bytes = b"") -> None:
+    """A part that has loaded and is told to go; a judge says ``ready`` with what it found, ``[]`` for nothing."""
     warden.until(frames.BODY)
-    warden.say(frames.READY)
+    warden.say(frames.READY, told)
     warden.until(frames.GO)
 
 
@@ -135,9 +136,7 @@ def honest(warden: Warden) -> None:
 
 
 def judging(warden: Warden) -> None:
-    warden.until(frames.BODY)
-    warden.say(frames.READY, b"[]")
-    warden.until(frames.GO)
+    loaded(warden, b"[]")
     warden.say(frames.ASK, CALL)
     warden.until(frames.ANSWER)
     warden.say(frames.TEST, b'[0,"passed","",0.1]')
@@ -153,8 +152,6 @@ def waiting(warden: Warden) -> None:
 
 def asking(warden: Warden) -> None:
     """A judge that asks, and takes what comes."""
-    warden.until(frames.BODY)
-    warden.say(frames.READY, b"[]")
-    warden.until(frames.GO)
+    loaded(warden, b"[]")
     warden.say(frames.ASK, CALL)
     warden.obey()

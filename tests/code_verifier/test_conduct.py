@@ -145,9 +145,7 @@ def test_candidate_that_ended_before_the_judge_was_done_does_not_pass(stage: Sta
 
 def test_judge_that_hangs_by_itself_says_nothing_of_the_program(stage: Stage) -> None:
     def judge(warden: Warden) -> None:
-        warden.until(frames.BODY)
-        warden.say(frames.READY, b"[]")
-        warden.until(frames.GO)
+        loaded(warden, b"[]")
         warden.ended("time")
 
     def candidate(warden: Warden) -> None:
@@ -172,9 +170,7 @@ def test_slow_loading_does_not_make_the_tests_hang(stage: Stage) -> None:
 
 def test_judge_that_hangs_on_a_value_is_the_programs_time(stage: Stage) -> None:
     def judge(warden: Warden) -> None:
-        warden.until(frames.BODY)
-        warden.say(frames.READY, b"[]")
-        warden.until(frames.GO)
+        loaded(warden, b"[]")
         warden.say(frames.ASK, CALL)
         warden.until(frames.ANSWER)
         warden.ended("time")
@@ -201,9 +197,7 @@ BROKEN_JUDGES: dict[str, Script] = {
 @pytest.mark.parametrize("how", BROKEN_JUDGES, ids=str)
 def test_broken_judge(stage: Stage, how: str) -> None:
     def judge(warden: Warden) -> None:
-        warden.until(frames.BODY)
-        warden.say(frames.READY, b"[]")
-        warden.until(frames.GO)
+        loaded(warden, b"[]")
         BROKEN_JUDGES[how](warden)
         warden.obey()
 
@@ -320,9 +314,7 @@ def test_large_messages_pass_both_ways(stage: Stage) -> None:
         warden.obey()
 
     def judge(warden: Warden) -> None:
-        warden.until(frames.BODY)
-        warden.say(frames.READY, b"[]")
-        warden.until(frames.GO)
+        loaded(warden, b"[]")
         warden.say(frames.ASK, b"x" * size)
         seen.append(len(warden.until(frames.ANSWER)))
         warden.say(frames.DONE, b'["wrong_answer","no"]')
@@ -342,9 +334,7 @@ def test_callbacks_keep_turns(stage: Stage) -> None:
         warden.obey()
 
     def judge(warden: Warden) -> None:
-        warden.until(frames.BODY)
-        warden.say(frames.READY, b"[]")
-        warden.until(frames.GO)
+        loaded(warden, b"[]")
         warden.say(frames.ASK, b"call")
         assert warden.until(frames.ASK) == b"back"
         warden.say(frames.ANSWER, b"1")

@@ -8,19 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from peft.helpers import disable_input_dtype_casting
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from trainer_line import Line, make_common, make_context, policies_of, steps_of
-from trainer_synthetic import make_group
+from trainer_synthetic import Stream
 from transformers.masking_utils import create_causal_mask
 
 from gristmill.broker import EmbeddedBroker
-from gristmill.messages import pack_logprobs, unpack_ids
 from grpo_trainer import run as run_module
-from grpo_trainer.assembler import Assembler, Batch, Rules
 from grpo_trainer.batch import lines_of, micro_batches, to_tensors
 from grpo_trainer.config import TrainerConfig
 from grpo_trainer.model import Policy, load_policy
@@ -28,37 +25,9 @@ from grpo_trainer.recovery import Recovery, in_float32, keep_evidence
 from grpo_trainer.run import TrainingFailed
 from grpo_trainer.seam import Diverged, StreamTrainer
 from grpo_trainer.service import run
-from grpo_trainer.step import StepResult
 
 Spoils = Callable[[int, torch.Tensor], bool]
 """Whether to spoil a backward pass, by the number of its forward pass, from 1, and the layer's output."""
-
-
-class Stream:
-    """Two groups of four for every step; ``far`` is what the engine says of every second token, if anything."""
-
-    def __init__(self, far: float | None = None) -> None:
-        self.assembler = Assembler(Rules("run", 2, 0))
-        self.results: list[StepResult] = []
-        self._far = far
-
-    def next_batch(self) -> Batch:
-        first = 2 * self.assembler.version + 1
-        for ordinal in (first, first + 1):
-            for verdict in make_group(ordinal, version=self.assembler.version):
-                if self._far is not None:
-                    length = len(unpack_ids(verdict.completion_token_ids))
-                    values = [self._far if place % 2 else -4.0 for place in range(length)]
-                    verdict = msgspec.structs.replace(verdict, logprobs=pack_logprobs(values))
-                self.assembler.offer(verdict, 0.0)
-        batch = self.assembler.cut()
-        assert batch is not None
-        return batch
-
-    def on_step(self, result: StepResult) -> bool:
-        self.results.append(result)
-        self.assembler.commit(result.batch)
-        return True
 
 
 class Run:

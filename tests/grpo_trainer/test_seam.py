@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from trainer_synthetic import make_group
+from trainer_synthetic import Stream, make_group
 from trl import GRPOConfig, GRPOTrainer
 
 from gristmill.messages import Sampling, pack_logprobs, unpack_ids
@@ -25,35 +25,12 @@ from grpo_trainer.step import StepResult
 LOSSES = ["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
 
-class Stream:
-    """Two groups of four for every step, as if from the topic."""
-
-    def __init__(self, lag: int = 0) -> None:
-        self.lag = lag
-        self.assembler = Assembler(Rules("run", 2, lag))
-        self.results: list[StepResult] = []
-
-    def next_batch(self) -> Batch:
-        first = 2 * self.assembler.version + 1
-        for ordinal in (first, first + 1):
-            for verdict in make_group(ordinal, version=max(0, self.assembler.version - self.lag)):
-                self.assembler.offer(verdict, 0.0)
-        batch = self.assembler.cut()
-        assert batch is not None
-        return batch
-
-    def on_step(self, result: StepResult) -> bool:
-        self.results.append(result)
-        self.assembler.commit(result.batch)
-        return True
-
-
 def train(
     policy_dir: Path, tmp_path: Path, steps: int = 1, lag: int = 0, **values: Any
 ) -> tuple[Policy, list[StepResult]]:
     settings: dict[str, Any] = {"base_model": str(policy_dir), "learning_rate": 1e-2, "lora": {"r": 4, "alpha": 8}}
     config = TrainerConfig(**(settings | values))
-    policy, stream = load_policy(config), Stream(lag)
+    policy, stream = load_policy(config), Stream(lag=lag)
     StreamTrainer(
         model=policy.model,
         tokenizer=policy.tokenizer,

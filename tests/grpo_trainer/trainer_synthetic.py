@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gristmill.messages import Sampling, Verdict, make_group_id, make_sample_id, pack_ids, pack_logprobs
+import msgspec
+
+from gristmill.messages import Sampling, Verdict, make_group_id, make_sample_id, pack_ids, pack_logprobs, unpack_ids
+from grpo_trainer.assembler import Assembler, Batch, Rules
+from grpo_trainer.step import StepResult
 
 VOCAB = 64
 
@@ -116,3 +120,39 @@ def make_policy_dir(folder: Path, *, hidden: int = 32, layers: int = 2, vocab: i
     )
     Qwen2ForCausalLM(config).save_pretrained(str(folder))
     return folder
+
+
+class Stream:
+    """Two groups of four for every step, as if from the topic."""
+
+    def __init__(self, far: float | None = None, *, lag: int = 0) -> None:
+        """
+        Args:
+            far: behaviour logprob of every second token, those between have -4; as they are made when None.
+            lag: versions that groups are behind.
+        """
+        self.assembler = Assembler(Rules("run", 2, lag))
+        self.results: list[StepResult] = []
+        self._far = far
+        self._lag = lag
+
+    def next_batch(self) -> Batch:
+        first = 2 * self.assembler.version + 1
+        for ordinal in (first, first + 1):
+            for verdict in make_group(ordinal, version=max(0, self.assembler.version - self._lag)):
+                self.assembler.offer(self._spread(verdict), 0.0)
+        batch = self.assembler.cut()
+        assert batch is not None
+        return batch
+
+    def on_step(self, result: StepResult) -> bool:
+        self.results.append(result)
+        self.assembler.commit(result.batch)
+        return True
+
+    def _spread(self, verdict: Verdict) -> Verdict:
+        if self._far is None:
+            return verdict
+        length = len(unpack_ids(verdict.completion_token_ids))
+        values = [self._far if place % 2 else -4.0 for place in range(length)]
+        return msgspec.structs.replace(verdict, logprobs=pack_logprobs(values))
