@@ -43,8 +43,12 @@ def running(how: str, *flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
+    """Byte by byte: what a buffer took in beyond the line, ``communicate`` would not see."""
     assert process.stdout is not None
-    return process.stdout.readline().strip()
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(process.stdout.fileno(), 1)):
+        line += byte
+    return line.decode().strip()
 
 
 def end_of(process: subprocess.Popen[str], timeout: float = 30) -> tuple[int, str, str]:
