@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
@@ -71,6 +71,8 @@ SEARCH_SAMPLES = 1536
 """Completions of such a round, at most."""
 
 
+Results: TypeAlias = dict[str, list["Result"]]
+"""Of each side, round by round."""
 RATES = {"rate": "completions", "middle_rate": "the middle", "token_rate": "tokens"}
 
 
@@ -128,6 +130,8 @@ class Result:
     """Completions per second of the middle; 0 for a round that has none."""
     ramp_s: float = 0.0
     """Seconds until as many requests were in flight as may be."""
+    began: float = 0.0
+    """Seconds since the epoch."""
     steps: dict[str, float] = field(default_factory=dict)
     """What a stepping engine counted."""
 
@@ -214,11 +218,11 @@ async def bare(url: str, adapter: str | None, prompts: list[list[int]], in_fligh
             answered += 1
         writer.close()
 
-    used, started = cpu_seconds(), time.perf_counter()
+    began, used, started = time.time(), cpu_seconds(), time.perf_counter()
     meter = Meter(len(prompts), in_flight, lambda: (asked - answered, answered))
     await asyncio.gather(*(ask() for _ in range(in_flight)))
     seconds, cpu_s = time.perf_counter() - started, cpu_seconds() - used
-    return Result(len(prompts), sampled, seconds, cpu_s, **meter.stop())
+    return Result(len(prompts), sampled, seconds, cpu_s, began=began, **meter.stop())
 
 
 class ServiceRun:
@@ -279,20 +283,20 @@ class ServiceRun:
         before, tokens, answers = self.published(), self.engine.tokens, self.engine.answers
         samples = GROUP * len(problems)
         credit = self.adapter is not None
-        used, started = cpu_seconds(), time.perf_counter()
+        began, used, started = time.time(), cpu_seconds(), time.perf_counter()
         for problem in problems:
             self.publisher.publish(self.topics.problems, problem)
         await asyncio.to_thread(self.publisher.flush_acked)
         if credit:
             await asyncio.sleep(1.0)
-            used, started = cpu_seconds(), time.perf_counter()
+            began, used, started = time.time(), cpu_seconds(), time.perf_counter()
             self.offer(self.ordinal)
         engine = self.engine
         meter = Meter(samples, engine.limit, lambda: (engine.client.in_flight, engine.answers - answers))
         while self.published() < before + samples:  # noqa: ASYNC110 (a counter, not an event)
             await asyncio.sleep(0.005)
         seconds, cpu_s = time.perf_counter() - started, cpu_seconds() - used
-        return Result(samples, engine.tokens - tokens, seconds, cpu_s, **meter.stop())
+        return Result(samples, engine.tokens - tokens, seconds, cpu_s, began=began, **meter.stop())
 
     async def find_limit(self, samples: int) -> int:
         """Rounds until the controller leaves the limit as it is."""
@@ -341,10 +345,14 @@ async def measure(arguments: argparse.Namespace, url: str, folder: Path, bootstr
     in_flight = arguments.in_flight
     if in_flight == "auto":
         in_flight = await run.find_limit(min(samples, SEARCH_SAMPLES))
-    results: dict[str, list[Result]] = {"bare": [], "service": []}
+    results: Results = {"bare": [], "service": []}
+    until, longest = time.monotonic() + arguments.at_most_s, 0.0
     name = None if adapter is None else "run-v0"
     await counted_steps(url, arguments)
     for number in range(arguments.rounds):
+        started = time.monotonic()
+        if number and started + longest > until:
+            break
         problems = run.next_problems(samples)
         ids = [ids for problem in problems for ids in [generator.prompts.render(problem)] * GROUP]
         # Each side goes first in turn, for the second finds the prompts in the engine's cache.
@@ -354,19 +362,41 @@ async def measure(arguments: argparse.Namespace, url: str, folder: Path, bootstr
             else:
                 result = await run.round(problems)
             results[side].append(replace(result, steps=await counted_steps(url, arguments)))
+        longest = max(longest, time.monotonic() - started)
+        rates = (f"{side} {of_side[-1].token_rate:,.0f}" for side, of_side in results.items())
+        print(f"  round {number + 1}: {', '.join(rates)} tokens/s", flush=True)
+        keep(arguments, in_flight, samples, results)
     run.ctx.stop.set()
     await task
     report(arguments, in_flight, samples, results)
 
 
-def report(arguments: argparse.Namespace, in_flight: int, samples: int, results: dict[str, list[Result]]) -> None:
+def keep(arguments: argparse.Namespace, in_flight: int, samples: int, results: Results) -> None:
+    """Write what was measured so far."""
+    if not arguments.json:
+        return
+    figures = (*RATES, "began", "seconds", "ramp_s", "cpu_s", "steps")
+    sides = {
+        side: [{name: getattr(result, name) for name in figures} for result in of_side]
+        for side, of_side in results.items()
+    }
+    measured = {
+        "in_flight": in_flight,
+        "found": arguments.in_flight == "auto",
+        "samples": samples,
+        "tokens": arguments.tokens,
+    } | sides
+    arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
+
+
+def report(arguments: argparse.Namespace, in_flight: int, samples: int, results: Results) -> None:
     engine = arguments.url or arguments.engine
     if engine == "fake":
         engine += f" ({arguments.latency_ms} ms)"
     found = " (found)" if arguments.in_flight == "auto" else ""
     print(
         f"engine {engine}, up to {arguments.tokens} tokens, {in_flight} requests in flight{found}, "
-        f"{samples} completions a round, {arguments.rounds} rounds"
+        f"{samples} completions a round, {len(results['bare'])} rounds"
     )
     for side, of_side in results.items():
         rate, middle, tokens, ramp = (
@@ -392,18 +422,6 @@ def report(arguments: argparse.Namespace, in_flight: int, samples: int, results:
         pairs = zip(results["service"], results["bare"], strict=True)
         ratios = [getattr(service, what) / (getattr(alone, what) or math.nan) for service, alone in pairs]
         print(f"  ratio    {statistics.median(ratios):8.3f} {label:12} ({', '.join(f'{one:.3f}' for one in ratios)})")
-    if arguments.json:
-        sides = {
-            side: [{name: getattr(result, name) for name in (*RATES, "ramp_s", "cpu_s", "steps")} for result in of_side]
-            for side, of_side in results.items()
-        }
-        measured = {
-            "in_flight": in_flight,
-            "found": bool(found),
-            "samples": samples,
-            "tokens": arguments.tokens,
-        } | sides
-        arguments.json.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 def in_flight(text: str) -> int | str:
@@ -420,6 +438,7 @@ def main() -> None:
     parser.add_argument("--adapter", type=Path, help="adapter to sample with, that the server can read")
     parser.add_argument("--prompts", type=Path, help="JSONL rows of 'gristmill problems export'")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--at-most-s", type=float, default=math.inf, help="begin no round that would end later")
     parser.add_argument("--samples", type=int, default=1600, help="completions a round")
     parser.add_argument("--in-flight", type=in_flight, default=64, help="requests in flight, or auto")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the fake engine")

@@ -8,7 +8,8 @@
 #   GPU, PORT      index of the GPU (0), or cpu with ENGINE_COMMAND (see engine.sh); port of the server (33000)
 #   GRAPHS         largest batch with a CUDA graph (512): above it SGLang falls to half its speed
 #   CONCURRENCIES  requests in flight ("512 auto"; auto is bounded by GRAPHS)
-#   SAMPLES, TOKENS, ROUNDS   completions a round (6144) of at most so many tokens (256), rounds of each side (2)
+#   SAMPLES, TOKENS, ROUNDS   completions a round (2048) of at most so many tokens (256), rounds of each side (6)
+#   AT_MOST_S      no round begins that would end after so many seconds of each setting (240)
 #   DELIVER        modes whose updates are measured under this load ("disk"; empty for none; also tensor-inline, tensor-ipc)
 set -euo pipefail
 
@@ -17,7 +18,7 @@ root=$(cd "$here/../.." && pwd)
 MODEL=${MODEL:?name a model folder in MODEL}
 export OUT=${OUT:?name a folder for logs and results in OUT}
 GPU=${GPU:-0} PORT=${PORT:-33000} PYTHON=${PYTHON:-python3} GRAPHS=${GRAPHS:-512}
-SAMPLES=${SAMPLES:-6144} TOKENS=${TOKENS:-256} ROUNDS=${ROUNDS:-2}
+SAMPLES=${SAMPLES:-2048} TOKENS=${TOKENS:-256} ROUNDS=${ROUNDS:-6} AT_MOST_S=${AT_MOST_S:-240}
 url=http://127.0.0.1:$PORT
 mkdir -p "$OUT"
 watcher=
@@ -52,7 +53,7 @@ status=0
 for setting in "${settings[@]}"; do
   watch "rate-$setting"
   "$PYTHON" "$root/benchmarks/generator.py" --url "$url" --model "$MODEL" --in-flight "$setting" --tokens "$TOKENS" \
-    --samples "$SAMPLES" --rounds "$ROUNDS" "${prompts[@]}" \
+    --samples "$SAMPLES" --rounds "$ROUNDS" --at-most-s "$AT_MOST_S" "${prompts[@]}" \
     --json "$OUT/rate-$setting.json" 2>&1 | tee "$OUT/rate-$setting.txt" || status=$?
   unwatch
 done
@@ -69,6 +70,6 @@ if [ "${#deliver[@]}" -gt 0 ]; then
     tee "$OUT/deliver.txt" || status=$?
   unwatch
 fi
-grep -c "cuda graph: False" "$OUT/throughput.log" > "$OUT/without_graph.txt" || true
+grep -c "Decode batch.*cuda graph: False" "$OUT/throughput.log" > "$OUT/without_graph.txt" || true
 "$PYTHON" "$here/throughput_report.py" "$OUT" | tee "$OUT/throughput.md"
 exit "$status"

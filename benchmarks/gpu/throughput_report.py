@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import statistics
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+_PREFILL = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[^]]*\] Prefill batch, #new-seq: (\d+)")
 BUSY = 5.0
 """A GPU below this many percent is waiting for a round, not serving it."""
 
@@ -17,15 +20,17 @@ BUSY = 5.0
 def main(out: Path) -> None:
     """Read what the script left in ``out`` and print it."""
     print(
-        "| in flight | bare tokens/s | service tokens/s | ratio (tokens) | by round | ratio in the middle | GPU use |"
+        "| in flight | bare tokens/s | service tokens/s | ratio (tokens) | by round | ratio in the middle | "
+        "prompts a prefill, bare / service | GPU use |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
+    prefills = read_prefills(out / "throughput.log")
     rows = []
     for text in sorted(out.glob("rate-*.txt")):
         file = text.with_suffix(".json")
         if not file.is_file():
             last = text.read_text().strip().splitlines()[-1:] or ["nothing was written"]
-            print(f"| {text.stem} | {last[0][:150]} | | | | | |")
+            print(f"| {text.stem} | {last[0][:150]} | | | | | | |")
             continue
         found = json.loads(file.read_text())
         row = {
@@ -35,19 +40,22 @@ def main(out: Path) -> None:
             "service_tokens_per_s": median(found["service"], "token_rate"),
             "ratios_tokens": ratios(found, "token_rate"),
             "ratios_middle": ratios(found, "middle_rate"),
+            "prefill_sizes": [prefill_size(found[side], prefills) for side in ("bare", "service")],
             "gpu_percent": utilisation(out / f"{text.stem}.csv"),
         }
         rows.append(row)
         use = row["gpu_percent"]
+        sizes = " / ".join("" if size is None else f"{size:.1f}" for size in row["prefill_sizes"])
         print(
             f"| {row['in_flight']}{' (found)' if row['found'] else ''} | {row['bare_tokens_per_s']:,.0f} | "
             f"{row['service_tokens_per_s']:,.0f} | {statistics.median(row['ratios_tokens']):.3f} | "
             f"{', '.join(f'{one:.3f}' for one in row['ratios_tokens'])} | "
-            f"{statistics.median(row['ratios_middle']):.3f} | {'' if use is None else f'{use:.0f} %'} |"
+            f"{statistics.median(row['ratios_middle']):.3f} | "
+            f"{sizes} | {'' if use is None else f'{use:.0f} %'} |"
         )
     (out / "throughput.json").write_text(json.dumps(rows, indent=1))
     without = (out / "without_graph.txt").read_text().strip() if (out / "without_graph.txt").is_file() else "?"
-    print(f"\nlines of the server's log with 'cuda graph: False': {without}")
+    print(f"\ndecode batches without a CUDA graph in the server's log: {without}")
     deliveries(out / "delivery.json")
 
 
@@ -60,6 +68,28 @@ def ratios(found: dict[str, Any], what: str) -> list[float]:
     """Service against bare client, round by round; no number where a round has no such figure."""
     pairs = zip(found["service"], found["bare"], strict=True)
     return [service[what] / (bare[what] or math.nan) for service, bare in pairs]
+
+
+def read_prefills(log: Path) -> list[tuple[float, int]]:
+    """Of each prefill in SGLang's log: when (seconds since the epoch, whole ones), of how many sequences."""
+    if not log.is_file():
+        return []
+    found = []
+    with log.open(errors="replace") as lines:
+        for line in lines:
+            if match := _PREFILL.match(line):
+                found.append((datetime.fromisoformat(match[1]).timestamp(), int(match[2])))
+    return found
+
+
+def prefill_size(rounds: list[dict[str, Any]], prefills: list[tuple[float, int]]) -> float | None:
+    """Sequences per prefill in the rounds of one side, by the server's own log; None where that tells nothing."""
+    sizes = [
+        size
+        for at, size in prefills
+        if any(one["began"] + 1 <= at < one["began"] + one["seconds"] - 1 for one in rounds)
+    ]
+    return statistics.fmean(sizes) if sizes else None
 
 
 def utilisation(file: Path) -> float | None:

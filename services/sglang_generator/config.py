@@ -43,6 +43,9 @@ class GeneratorConfig(Section):
 
     engine_concurrency: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
     """Requests in flight per engine, at least 1; ``auto``: found by watching the engine's load (docs/generation.md)."""
+    prefill_cost_s: float = Field(default=0.02, ge=0)
+    """Seconds that a prefill takes an engine, whatever its size. At a full engine, requests wait for others to be sent
+    with them as long as that saves time (docs/generation.md), a tenth of an answer's time at most; 0: not at all."""
     problems_per_partition: int = Field(default=16, ge=1)
     """Groups handled at once per partition of the problems topic, waiting for credit included."""
     max_group_size: int = Field(default=1024, ge=1)

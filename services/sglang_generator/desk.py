@@ -1,10 +1,12 @@
 """The requests of one engine, from waiting for a slot until their answers have been read.
 
-An engine's scheduler serves together what arrives together, so an answer's slot goes to the next request in the very
-call in which the answer arrives; reading it (JSON, checks, encoding, producing) comes after, a few answers per turn of
-the event loop. Invariants:
+An engine's scheduler serves together what arrives together, so the slots of answers go to the next requests in the very
+call in which an answer arrives, several at a time (:mod:`sglang_generator.refill`); reading it (JSON, checks, encoding,
+producing) comes after, a few answers per turn of the event loop. Invariants:
 
 * Never more than ``slots.limit`` requests are in flight.
+* A request waits for others to be sent with it only while nine tenths of the slots are taken, and never longer than
+  ``refill.pause_s``.
 * Answers that wait to be read are at most as many again: beyond that an answer keeps its slot until it is read.
 * Only an answer of HTTP 200 frees its slot unread. After a failure nothing is sent in its place until it was judged,
   and failures are judged first.
@@ -22,6 +24,7 @@ from typing import Literal, Protocol, TypeAlias
 from sglang_generator.http1 import Response
 from sglang_generator.lanes import Done, Flight, Outcome
 from sglang_generator.policy import Policy
+from sglang_generator.refill import Refill
 from sglang_generator.slots import Slots
 from sglang_generator.wire import Request
 
@@ -69,18 +72,26 @@ class Desk:
         usable_for: Callable[[Policy], bool],
         epoch: Callable[[], int],
         on_room: Callable[[], None],
+        refill: Refill,
     ) -> None:
-        """``on_room`` is called when an answer has freed its slot and no other request waits for it."""
-        self.slots = Slots(limit)
+        """``on_room`` is called when an answer has freed its slot and no other request has it yet."""
+        self.slots = Slots(limit, self._fill_later)
         self.unread = 0
         """Answers that freed their slots and wait to be read."""
         self._sender = sender
         self._usable_for = usable_for
         self._epoch = epoch
         self._on_room = on_room
+        self._refill = refill
+        self._filling: asyncio.TimerHandle | None = None
         self._turns: dict[Ask, Callable[[], None]] = {}
         self._arrived: deque[Ask] = deque()
         self._reading = False
+
+    def resize(self, limit: int) -> None:
+        """Let this many requests be in flight."""
+        self.slots.together = self._refill.together(limit)
+        self.slots.resize(limit)
 
     def submit(self, ask: Ask) -> None:
         """Send a request as soon as there is a slot, which may be now."""
@@ -108,11 +119,23 @@ class Desk:
                 self.unread -= 1
         ask.outcome = None  # its body may be megabytes
 
+    def _fill_later(self) -> None:
+        """Slots are free and requests wait for more of them: not for ever."""
+        if self._filling is None:
+            self._filling = asyncio.get_running_loop().call_later(self._refill.pause_s, self._fill)
+
+    def _fill(self) -> None:
+        self._filling = None
+        self.slots.fill()
+
     def _leave_soon(self) -> None:
         """Give a slot back that no answer has freed: when everything is given up at once, nothing is sent meanwhile."""
         asyncio.get_running_loop().call_soon(self.slots.leave)
 
     def _send(self, ask: Ask) -> None:
+        if self._filling is not None:
+            self._filling.cancel()
+            self._filling = None
         if not self._usable_for(ask.policy):
             # It may have left service while the request waited.
             self.slots.leave()
@@ -141,6 +164,9 @@ class Desk:
         good = isinstance(outcome, Response) and outcome.status == 200
         (self._arrived.append if good else self._arrived.appendleft)(ask)
         self._read_soon()
+        if good:
+            self._refill.observe(ask.seconds)
+            self.slots.together = self._refill.together(self.slots.limit)
         if good and self.unread < self.slots.limit:
             self.unread += 1
             self.slots.leave()

@@ -28,6 +28,7 @@ from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
 from sglang_generator.instruments import Instruments
 from sglang_generator.policy import Policy
+from sglang_generator.refill import Refill
 from sglang_generator.wire import Generated, ModelInfo, ModelList, Prompt, Request, sampling_params
 
 _PROBE_MIN_S = 0.25
@@ -73,7 +74,14 @@ class Engine:
     ) -> None:
         self.url = url
         self.client = EngineClient(url, config)
-        self.desk = Desk(self.client, config.first_concurrency, self.usable_for, lambda: self._epoch, wishes.room)
+        self.desk = Desk(
+            self.client,
+            config.first_concurrency,
+            self.usable_for,
+            lambda: self._epoch,
+            wishes.room,
+            Refill(config.prefill_cost_s),
+        )
         self.assigned = 0
         """Samples placed here and not finished."""
         self.trouble: EngineError | None = None
@@ -153,12 +161,13 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        """Whether about as many requests are in flight as may be: else it is not the limit that bounds them."""
-        return self.client.in_flight >= 0.9 * self.limit
+        """Whether about as many requests are in flight as may be, or are about to be: else it is not the limit that
+        bounds them."""
+        return self.client.in_flight + self.desk.slots.waiting >= 0.9 * self.limit
 
     def set_limit(self, limit: int) -> None:
         """Let this many requests be in flight from now on, and groups placed for as many."""
-        self.desk.slots.resize(limit)
+        self.desk.resize(limit)
         self._wishes.changed()
 
     def open_for(self, policy: Policy) -> bool:

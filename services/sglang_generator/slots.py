@@ -1,4 +1,4 @@
-"""A semaphore whose size follows the engine's limit, and which calls rather than wakes."""
+"""A semaphore whose size follows the engine's limit, which calls rather than wakes, and can wait for company."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ Turn: TypeAlias = Callable[[], None]
 class Slots:
     """At most ``limit`` holders at once, first come, first served. Lowering the limit takes nobody's slot away.
 
-    Who leaves calls the next one in, within the same turn of the event loop.
+    Who leaves calls the next one in, within the same turn of the event loop; with ``together`` above 1 the last of so
+    many calls all of them in.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, held_back: Callable[[], None]) -> None:
+        """``held_back`` is called when turns wait though slots are free: see to it that :meth:`fill` is called."""
+        self.together = 1
+        """Fewest free slots that are given out."""
+        self._held_back = held_back
         self._limit = limit
         self._held = 0
         self._queue: OrderedDict[Turn, None] = OrderedDict()
@@ -31,6 +36,11 @@ class Slots:
     def held(self) -> int:
         """Holders now."""
         return self._held
+
+    @property
+    def waiting(self) -> int:
+        """Turns that wait."""
+        return len(self._queue)
 
     def resize(self, limit: int) -> None:
         """Set another limit; who waits and fits gets in."""
@@ -54,9 +64,17 @@ class Slots:
         self._held -= 1
         self._let_in()
 
-    def _let_in(self) -> None:
+    def fill(self) -> None:
+        """Give out what is free, however few that are."""
+        self._let_in(1)
+
+    def _let_in(self, together: int | None = None) -> None:
         if self._letting_in:
             return  # a turn that is being called has left: the loop below goes on with the next
+        free = self._limit - self._held
+        if 0 < free < (self.together if together is None else together) and self._queue:
+            self._held_back()
+            return
         self._letting_in = True
         try:
             while self._queue and self._held < self._limit:

@@ -15,6 +15,7 @@ from sglang_generator.errors import EngineError
 from sglang_generator.http1 import Response
 from sglang_generator.lanes import Done, Outcome
 from sglang_generator.policy import Policy, static_policy
+from sglang_generator.refill import Refill
 from sglang_generator.wire import Expected, Prompt, Request
 
 GOOD = Response(200, b"{}", True)
@@ -55,12 +56,13 @@ class FakeSender:
 
 
 class Case:
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, refill: Refill | None = None) -> None:
         self.sender = FakeSender()
         self.usable = True
         self.rooms = 0
         self.ready: list[Ask] = []
-        self.desk = Desk(self.sender, limit, lambda policy: self.usable, lambda: 7, self._room)
+        self.refill = refill or Refill(0.0)
+        self.desk = Desk(self.sender, limit, lambda policy: self.usable, lambda: 7, self._room, self.refill)
         self.asks: list[Ask] = []
 
     def _room(self) -> None:
@@ -214,14 +216,103 @@ def test_few_answers_are_read_between_arrivals() -> None:
     asyncio.run(main())
 
 
+def full_desk(limit: int, waiting: int, latency_s: float) -> Case:
+    """Full, with answers that take so long, and requests that wait."""
+    case = Case(limit, Refill(1e6))  # the bound decides: a tenth of the slots, and of the latency
+    for _ in range(limit + waiting):
+        case.submit()
+    case.refill.observe(latency_s)
+    case.desk.resize(limit)
+    return case
+
+
+def test_requests_leave_together() -> None:
+    async def main() -> None:
+        case = full_desk(40, 8, latency_s=3600.0)
+        for _ in range(3):
+            case.sender.flights[0].end(GOOD)
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (37, 8)
+        assert case.rooms == 3  # meanwhile groups are placed
+        case.sender.flights[0].end(GOOD)
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 4)
+        assert case.sender.rids[-4:] == ["40", "41", "42", "43"]
+        case.sender.flights[0].end(LOST)  # a failure keeps its slot until it is judged
+        assert (len(case.sender.flights), case.desk.slots.held) == (39, 40)
+
+    asyncio.run(main())
+
+
+def test_a_request_does_not_wait_for_ever() -> None:
+    async def main() -> None:
+        case = full_desk(40, 2, latency_s=1.0)
+        ended = asyncio.get_running_loop().time()
+        case.sender.flights[0].end(GOOD)
+        case.refill.observe(1e9)  # a pause that has begun is not made longer
+        while case.desk.slots.waiting == 2:
+            assert len(case.sender.flights) == 39
+            await asyncio.sleep(0.001)
+        assert asyncio.get_running_loop().time() - ended > 0.09
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 1)
+
+    asyncio.run(main())
+
+
+def test_a_pause_ends_with_the_requests_that_it_was_for() -> None:
+    async def main() -> None:
+        case = full_desk(40, 12, latency_s=3600.0)
+        case.sender.flights[0].end(GOOD)
+        first = case.desk._filling
+        assert first is not None
+        for _ in range(3):
+            case.sender.flights[0].end(GOOD)
+        assert (case.desk.slots.waiting, first.cancelled()) == (8, True)
+        case.sender.flights[0].end(GOOD)
+        assert case.desk._filling not in (None, first)
+
+    asyncio.run(main())
+
+
+def test_an_engine_with_room_gets_requests_at_once() -> None:
+    async def main() -> None:
+        case = full_desk(40, 0, latency_s=3600.0)
+        for _ in range(6):
+            case.sender.flights[0].end(GOOD)
+        for _ in range(3):
+            case.submit()
+        # Down to less than a tenth of room they leave at once.
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (37, 0)
+        case.submit()
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (37, 1)
+
+    asyncio.run(main())
+
+
 STEPS = st.sampled_from(["submit", "good", "good", "fail", "read", "withdraw", "leave service", "return", "turn"])
 
 
+class Together(Refill):
+    """For desks too small for a tenth of their slots to be more than one."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(0.0)
+        self.count = count
+
+    def together(self, limit: int) -> int:
+        return min(self.count, limit)
+
+
 @settings(max_examples=150, deadline=None)
-@given(steps=st.lists(STEPS, max_size=80), limit=st.integers(1, 4), picks=st.randoms(use_true_random=False))
-def test_every_request_is_read_once_and_nothing_is_lost(steps: list[str], limit: int, picks: Any) -> None:
+@given(
+    steps=st.lists(STEPS, max_size=80),
+    limit=st.integers(1, 4),
+    together=st.integers(1, 3),
+    picks=st.randoms(use_true_random=False),
+)
+def test_every_request_is_read_once_and_nothing_is_lost(
+    steps: list[str], limit: int, together: int, picks: Any
+) -> None:
     async def main() -> None:
-        case = Case(limit)
+        case = Case(limit, Together(together))
         read: list[Ask] = []
         withdrawn: set[Ask] = set()
 

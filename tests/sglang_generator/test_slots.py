@@ -12,7 +12,7 @@ from sglang_generator.slots import Slots
 
 
 def test_raising_the_limit_lets_the_first_in() -> None:
-    slots = Slots(1)
+    slots = Slots(1, lambda: None)
     order: list[int] = []
     for number in range(4):
         slots.enter(partial(order.append, number))
@@ -30,7 +30,7 @@ def test_raising_the_limit_lets_the_first_in() -> None:
 
 
 def test_a_thousand_turns_that_leave_at_once_do_not_nest() -> None:
-    slots = Slots(1)
+    slots = Slots(1, lambda: None)
     seen: list[int] = []
     slots.enter(lambda: None)
     for number in range(5000):
@@ -40,10 +40,57 @@ def test_a_thousand_turns_that_leave_at_once_do_not_nest() -> None:
     assert slots.held == 0
 
 
+def test_slots_are_given_out_together() -> None:
+    held_back: list[int] = []
+    slots = Slots(10, lambda: held_back.append(slots.held))
+    inside: list[int] = []
+    for number in range(14):
+        slots.enter(partial(inside.append, number))
+    slots.together = 3
+    slots.leave()
+    slots.leave()
+    assert (len(inside), held_back) == (10, [9, 8])
+    slots.leave()
+    assert (len(inside), slots.held, slots.waiting) == (13, 10, 1)
+    slots.leave()
+    assert len(inside) == 13
+    slots.fill()
+    assert (len(inside), slots.held) == (14, 10)
+    assert held_back == [9, 8, 9]
+    slots.leave()
+    slots.leave()
+    assert held_back == [9, 8, 9]  # nobody waits
+    slots.enter(partial(inside.append, 14))
+    assert (len(inside), held_back) == (14, [9, 8, 9, 8])
+    slots.resize(11)
+    assert (len(inside), slots.held) == (15, 9)
+
+
+def test_what_is_free_and_more_goes_out_at_once() -> None:
+    slots = Slots(10, lambda: None)
+    slots.together = 3
+    inside: list[int] = []
+    for number in range(20):
+        slots.enter(partial(inside.append, number))
+    assert len(inside) == 8  # as long as three or more are free, at once
+    slots.fill()
+    assert len(inside) == 10
+
+
 @settings(max_examples=100, deadline=None)
-@given(steps=st.lists(st.sampled_from(["enter", "withdraw", "leave", "grow", "shrink"]), max_size=80))
-def test_slots_are_neither_lost_nor_made(steps: list[str]) -> None:
-    slots = Slots(2)
+@given(
+    steps=st.lists(st.sampled_from(["enter", "enter", "withdraw", "leave", "grow", "shrink", "fill"]), max_size=80),
+    together=st.integers(1, 3),
+)
+def test_slots_are_neither_lost_nor_made(steps: list[str], together: int) -> None:
+    told = False
+
+    def held_back() -> None:
+        nonlocal told
+        told = True
+
+    slots = Slots(2, held_back)
+    slots.together = together
     limit = 2
     waiting: list[Callable[[], None]] = []
     inside: list[Callable[[], None]] = []
@@ -73,5 +120,11 @@ def test_slots_are_neither_lost_nor_made(steps: list[str]) -> None:
         elif step == "shrink" and limit > 1:
             limit -= 1
             slots.resize(limit)
-        assert slots.held == len(inside)
-        assert not waiting or slots.held >= limit  # nobody waits while there is room
+        elif step == "fill":
+            slots.fill()
+        assert (slots.held, slots.waiting) == (len(inside), len(waiting))
+        # Nobody waits while there is room, unless for company, and then somebody knows of it.
+        free = limit - slots.held
+        assert not waiting or free <= 0 or (told and free < together)
+        if not waiting or free <= 0:
+            told = False
