@@ -15,7 +15,7 @@
 #                      that have some spread keep the gradient's noise low enough for steps of this size.
 #   LoRA r 32, 1e-4    "LoRA Without Regret" (Schulman et al., 2025): in RL even low ranks learn as full training does,
 #                      at ten times its learning rate. 1e-6 to 5e-6 is usual for whole weights of models this small,
-#                      so 1e-5 to 5e-5; twice that, since the run is short, was stable in the three runs of docs/results.
+#                      so 1e-5 to 5e-5; twice that, since the run is short, was stable in the four runs of docs/results.
 #   full 2e-6          when whole weights are trained.
 #   temperature 1      the behaviour policy is the policy: ratios are 1 but for lag and rounding.
 #   400 new tokens     these models answer GSM8K in 150 to 300; what does not end by then scores 0.

@@ -32,7 +32,7 @@ def main() -> None:
         draw(upper, lower, label, Path(folder))
     upper.set_ylabel("mean reward; dots: held-out pass@1")
     upper.set_ylim(0, 1)
-    upper.legend(loc="upper left", frameon=False)
+    upper.legend(loc="upper left", ncols=2, frameon=False)
     lower.set_ylabel("mismatch KL per token")
     lower.set_yscale("log")
     lower.set_xlabel("policy version")
