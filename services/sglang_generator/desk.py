@@ -5,8 +5,8 @@ call in which an answer arrives, several at a time (:mod:`sglang_generator.refil
 producing) comes after, a few answers per turn of the event loop. Invariants:
 
 * Never more than ``slots.limit`` requests are in flight.
-* A request waits for others to be sent with it only while nine tenths of the slots are taken, and never longer than
-  ``refill.pause_s``.
+* A request waits though a slot is free only after an answer at a nearly full engine (nine tenths of the slots are
+  taken), and no longer than ``refill.pause_s`` from that answer.
 * Answers that wait to be read are at most as many again: beyond that an answer keeps its slot until it is read.
 * Only an answer of HTTP 200 frees its slot unread. After a failure nothing is sent in its place until it was judged,
   and failures are judged first.
@@ -76,6 +76,7 @@ class Desk:
     ) -> None:
         """``on_room`` is called when an answer has freed its slot and no other request has it yet."""
         self.slots = Slots(limit, self._fill_later)
+        self._gathers = True
         self.unread = 0
         """Answers that freed their slots and wait to be read."""
         self._sender = sender
@@ -90,8 +91,15 @@ class Desk:
 
     def resize(self, limit: int) -> None:
         """Let this many requests be in flight."""
-        self.slots.together = self._refill.together(limit)
         self.slots.resize(limit)
+        self._set_together()
+
+    def gather(self, on: bool) -> None:
+        """Whether slots may wait for each other. Off: what waits has its turn now, for no more will come."""
+        self._gathers = on
+        self._set_together()
+        if not on:
+            self.slots.fill()
 
     def submit(self, ask: Ask) -> None:
         """Send a request as soon as there is a slot, which may be now."""
@@ -119,8 +127,11 @@ class Desk:
                 self.unread -= 1
         ask.outcome = None  # its body may be megabytes
 
+    def _set_together(self) -> None:
+        self.slots.together = self._refill.together(self.slots.limit) if self._gathers else 1
+
     def _fill_later(self) -> None:
-        """Slots are free and requests wait for more of them: not for ever."""
+        """Free slots wait for others: not for ever."""
         if self._filling is None:
             self._filling = asyncio.get_running_loop().call_later(self._refill.pause_s, self._fill)
 
@@ -166,7 +177,7 @@ class Desk:
         self._read_soon()
         if good:
             self._refill.observe(ask.seconds)
-            self.slots.together = self._refill.together(self.slots.limit)
+            self._set_together()
         if good and self.unread < self.slots.limit:
             self.unread += 1
             self.slots.leave()

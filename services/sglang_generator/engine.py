@@ -28,7 +28,7 @@ from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
 from sglang_generator.instruments import Instruments
 from sglang_generator.policy import Policy
-from sglang_generator.refill import Refill
+from sglang_generator.refill import EMPTY_AT_MOST, Refill
 from sglang_generator.wire import Generated, ModelInfo, ModelList, Prompt, Request, sampling_params
 
 _PROBE_MIN_S = 0.25
@@ -161,9 +161,9 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        """Whether about as many requests are in flight as may be, or are about to be: else it is not the limit that
-        bounds them."""
-        return self.client.in_flight + self.desk.slots.waiting >= 0.9 * self.limit
+        """Whether about as many requests are in flight as may be: else it is not the limit that bounds them. Slots that
+        wait for each other are fewer than what it allows for."""
+        return self.client.in_flight >= (1 - EMPTY_AT_MOST) * self.limit
 
     def set_limit(self, limit: int) -> None:
         """Let this many requests be in flight from now on, and groups placed for as many."""
@@ -497,6 +497,7 @@ class Engine:
     def _set_state(self, state: State) -> None:
         if state != self._state:
             self._state = state
+            self.desk.gather(state == "serving")
             self._instruments.show_state(self.url, state)
             self._wishes.changed()
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 
-MOST = 0.1
+EMPTY_AT_MOST = 0.1
 """Share of the slots that may be empty at a time, so a twentieth on average: also what a wrong estimate may cost."""
 _WEIGHT = 0.02
-"""Of the latest answer in the average."""
+"""Of the latest answer in the average, once there have been enough for a plain mean."""
 
 
 class Refill:
@@ -28,17 +28,19 @@ class Refill:
         """``prefill_s``: seconds of a prefill, whatever its size; 0 for an engine that has no such cost."""
         self._prefill_s = prefill_s
         self._latency_s = 0.0
+        self._answers = 0
 
     def observe(self, seconds: float) -> None:
         """Take note of what an answer took, from its request to its last byte."""
-        self._latency_s += (seconds - self._latency_s) * (_WEIGHT if self._latency_s else 1.0)
+        self._answers += 1
+        self._latency_s += (seconds - self._latency_s) * max(_WEIGHT, 1 / self._answers)
 
     @property
     def share(self) -> float:
         """Of the slots, those that are filled together."""
         if not self._latency_s:
             return 0.0
-        return min(MOST, math.sqrt(2 * self._prefill_s / self._latency_s))
+        return min(EMPTY_AT_MOST, math.sqrt(2 * self._prefill_s / self._latency_s))
 
     @property
     def pause_s(self) -> float:

@@ -13,15 +13,16 @@ Turn: TypeAlias = Callable[[], None]
 class Slots:
     """At most ``limit`` holders at once, first come, first served. Lowering the limit takes nobody's slot away.
 
-    Who leaves calls the next one in, within the same turn of the event loop; with ``together`` above 1 the last of so
-    many calls all of them in.
+    Who leaves calls the next one in, within the same turn of the event loop. With ``together`` above 1, slots that are
+    left while nearly all are taken wait for each other: until so many are free, or :meth:`fill` is called.
     """
 
-    def __init__(self, limit: int, held_back: Callable[[], None]) -> None:
-        """``held_back`` is called when turns wait though slots are free: see to it that :meth:`fill` is called."""
+    def __init__(self, limit: int, gather: Callable[[], None]) -> None:
+        """``gather`` is called when free slots begin to wait: see to it that :meth:`fill` is called in the end."""
         self.together = 1
-        """Fewest free slots that are given out."""
-        self._held_back = held_back
+        """Free slots that wait no longer."""
+        self._gather = gather
+        self._gathering = False
         self._limit = limit
         self._held = 0
         self._queue: OrderedDict[Turn, None] = OrderedDict()
@@ -45,12 +46,13 @@ class Slots:
     def resize(self, limit: int) -> None:
         """Set another limit; who waits and fits gets in."""
         self._limit = limit
-        self._let_in()
+        self.fill()
 
     def enter(self, turn: Turn) -> None:
         """Wait for a slot, or get it at once. Every turn waits once."""
         self._queue[turn] = None
-        self._let_in()
+        if not self._gathering:
+            self._let_in()
 
     def withdraw(self, turn: Turn) -> bool:
         """Wait no longer; false if the turn does not wait."""
@@ -62,18 +64,25 @@ class Slots:
     def leave(self) -> None:
         """Give a slot back."""
         self._held -= 1
-        self._let_in()
+        if self._letting_in:
+            return  # a turn that is being called has left: the loop that calls it goes on with the next
+        if 0 < self._limit - self._held < self.together:
+            self._begin_to_gather()
+        else:
+            self.fill()
 
     def fill(self) -> None:
-        """Give out what is free, however few that are."""
-        self._let_in(1)
+        """Give out what is free, however few that are, and what is asked for from now on until a slot is left again."""
+        self._gathering = False
+        self._let_in()
 
-    def _let_in(self, together: int | None = None) -> None:
+    def _begin_to_gather(self) -> None:
+        if not self._gathering:
+            self._gathering = True
+            self._gather()
+
+    def _let_in(self) -> None:
         if self._letting_in:
-            return  # a turn that is being called has left: the loop below goes on with the next
-        free = self._limit - self._held
-        if 0 < free < (self.together if together is None else together) and self._queue:
-            self._held_back()
             return
         self._letting_in = True
         try:
@@ -84,6 +93,8 @@ class Slots:
                     turn()
                 except BaseException:
                     self._held -= 1
+                    if self._queue:
+                        self._begin_to_gather()  # the others' turn comes
                     raise
         finally:
             self._letting_in = False

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from generator_rig import eventually
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -248,11 +249,9 @@ def test_a_request_does_not_wait_for_ever() -> None:
         ended = asyncio.get_running_loop().time()
         case.sender.flights[0].end(GOOD)
         case.refill.observe(1e9)  # a pause that has begun is not made longer
-        while case.desk.slots.waiting == 2:
-            assert len(case.sender.flights) == 39
-            await asyncio.sleep(0.001)
-        assert asyncio.get_running_loop().time() - ended > 0.09
-        assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 1)
+        await eventually(lambda: case.desk.slots.waiting == 1)
+        assert asyncio.get_running_loop().time() - ended > 0.03
+        assert len(case.sender.flights) == 40
 
     asyncio.run(main())
 
@@ -263,11 +262,40 @@ def test_a_pause_ends_with_the_requests_that_it_was_for() -> None:
         case.sender.flights[0].end(GOOD)
         first = case.desk._filling
         assert first is not None
-        for _ in range(3):
+        case.submit()
+        case.sender.flights[0].end(GOOD)
+        assert (case.desk._filling, first.cancelled()) == (first, False)  # whoever comes meanwhile does not extend it
+        for _ in range(2):
             case.sender.flights[0].end(GOOD)
-        assert (case.desk.slots.waiting, first.cancelled()) == (8, True)
+        assert (case.desk.slots.waiting, first.cancelled()) == (9, True)
         case.sender.flights[0].end(GOOD)
         assert case.desk._filling not in (None, first)
+
+    asyncio.run(main())
+
+
+def test_a_pause_that_nobody_waited_for_ends_as_well() -> None:
+    async def main() -> None:
+        case = full_desk(40, 1, latency_s=0.2)
+        case.sender.flights[0].end(GOOD)
+        case.desk.close_ask(case.asks[40])
+        await eventually(lambda: case.desk._filling is None)
+        case.sender.flights[0].end(GOOD)
+        case.submit()
+        await eventually(lambda: not case.desk.slots.waiting)
+        assert len(case.sender.flights) == 39
+
+    asyncio.run(main())
+
+
+def test_a_burst_leaves_at_once() -> None:
+    async def main() -> None:
+        case = full_desk(40, 0, latency_s=3600.0)
+        while case.sender.flights:
+            case.sender.flights[0].end(GOOD)
+        for _ in range(40):
+            case.submit()
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 0)
 
     asyncio.run(main())
 
@@ -277,12 +305,52 @@ def test_an_engine_with_room_gets_requests_at_once() -> None:
         case = full_desk(40, 0, latency_s=3600.0)
         for _ in range(6):
             case.sender.flights[0].end(GOOD)
-        for _ in range(3):
+        for _ in range(6):
             case.submit()
-        # Down to less than a tenth of room they leave at once.
-        assert (len(case.sender.flights), case.desk.slots.waiting) == (37, 0)
-        case.submit()
-        assert (len(case.sender.flights), case.desk.slots.waiting) == (37, 1)
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 0)
+
+    asyncio.run(main())
+
+
+def test_answers_tell_the_latency_and_failures_do_not() -> None:
+    async def main() -> None:
+        case = Case(40, Refill(1e6))
+        for _ in range(43):
+            case.submit()
+        await asyncio.sleep(0.01)
+        case.sender.flights[0].end(LOST)
+        assert (case.refill.pause_s, case.desk.slots.together) == (0.0, 1)
+        case.sender.flights[0].end(GOOD)
+        assert case.refill.pause_s > 0.0005
+        assert (case.desk.slots.together, case.desk.slots.waiting) == (4, 3)  # from the first answer on
+
+    asyncio.run(main())
+
+
+def test_another_limit_is_another_number() -> None:
+    async def main() -> None:
+        case = full_desk(40, 0, latency_s=3600.0)
+        assert case.desk.slots.together == 4
+        case.desk.resize(20)
+        assert case.desk.slots.together == 2
+        case.desk.resize(100)
+        assert case.desk.slots.together == 10
+
+    asyncio.run(main())
+
+
+def test_nothing_waits_for_company_that_cannot_come() -> None:
+    async def main() -> None:
+        case = full_desk(40, 8, latency_s=3600.0)
+        case.sender.flights[0].end(GOOD)
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (39, 8)
+        case.desk.gather(on=False)
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 7)
+        case.sender.flights[0].end(GOOD)
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 6)
+        case.desk.gather(on=True)
+        case.sender.flights[0].end(GOOD)
+        assert (len(case.sender.flights), case.desk.slots.waiting) == (39, 6)
 
     asyncio.run(main())
 
@@ -296,6 +364,10 @@ class Together(Refill):
     def __init__(self, count: int) -> None:
         super().__init__(0.0)
         self.count = count
+
+    @property
+    def pause_s(self) -> float:
+        return 0.001
 
     def together(self, limit: int) -> int:
         return min(self.count, limit)
@@ -345,7 +417,7 @@ def test_every_request_is_read_once_and_nothing_is_lost(
             assert sum(ask.stage == "unread" and ask.outcome is not None for ask in case.asks) <= 2 * limit
         for _ in range(3 * len(case.asks) + 3):
             do("good")
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.002 if case.desk.slots.waiting and not case.sender.flights else 0)
             do("read")
         assert len(read) == len(set(read))
         assert set(read) | withdrawn == set(case.asks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,41 +41,90 @@ def test_a_thousand_turns_that_leave_at_once_do_not_nest() -> None:
     assert slots.held == 0
 
 
+class Gathering:
+    """Slots that wait for each other, and who is inside."""
+
+    def __init__(self, limit: int, together: int, inside: int) -> None:
+        self.begun = 0
+        self.inside: list[int] = []
+        self.slots = Slots(limit, self._begin)
+        self.slots.together = together
+        self.enter(inside)
+
+    def _begin(self) -> None:
+        self.begun += 1
+
+    def enter(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.slots.enter(partial(self.inside.append, len(self.inside) + self.slots.waiting))
+
+    def leave(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.slots.leave()
+
+    def counts(self) -> tuple[int, int, int, int]:
+        return self.slots.held, self.slots.waiting, len(self.inside), self.begun
+
+
 def test_slots_are_given_out_together() -> None:
-    held_back: list[int] = []
-    slots = Slots(10, lambda: held_back.append(slots.held))
-    inside: list[int] = []
-    for number in range(14):
-        slots.enter(partial(inside.append, number))
-    slots.together = 3
-    slots.leave()
-    slots.leave()
-    assert (len(inside), held_back) == (10, [9, 8])
-    slots.leave()
-    assert (len(inside), slots.held, slots.waiting) == (13, 10, 1)
-    slots.leave()
-    assert len(inside) == 13
-    slots.fill()
-    assert (len(inside), slots.held) == (14, 10)
-    assert held_back == [9, 8, 9]
-    slots.leave()
-    slots.leave()
-    assert held_back == [9, 8, 9]  # nobody waits
-    slots.enter(partial(inside.append, 14))
-    assert (len(inside), held_back) == (14, [9, 8, 9, 8])
-    slots.resize(11)
-    assert (len(inside), slots.held) == (15, 9)
+    case = Gathering(limit=10, together=3, inside=14)
+    case.leave(2)
+    assert case.counts() == (8, 4, 10, 1)
+    case.leave()
+    assert case.counts() == (10, 1, 13, 1)
+    case.leave()
+    assert case.counts() == (9, 1, 13, 2)
+    case.slots.fill()
+    assert case.counts() == (10, 0, 14, 2)
+    assert case.inside == list(range(14))
 
 
-def test_what_is_free_and_more_goes_out_at_once() -> None:
-    slots = Slots(10, lambda: None)
-    slots.together = 3
-    inside: list[int] = []
-    for number in range(20):
-        slots.enter(partial(inside.append, number))
-    assert len(inside) == 8  # as long as three or more are free, at once
-    slots.fill()
-    assert len(inside) == 10
+def test_slots_wait_whether_or_not_somebody_waits_for_them() -> None:
+    case = Gathering(limit=10, together=3, inside=10)
+    case.leave()
+    case.enter()
+    assert case.counts() == (9, 1, 10, 1)
+    case.leave(2)
+    assert case.counts() == (8, 0, 11, 1)
+    case.enter(2)  # what has been free for long does not wait
+    assert case.counts() == (10, 0, 13, 1)
+
+
+def test_a_burst_is_not_split() -> None:
+    case = Gathering(limit=10, together=3, inside=10)
+    case.leave(10)
+    assert case.counts() == (0, 0, 10, 1)
+    case.enter(10)
+    assert case.counts() == (10, 0, 20, 1)
+
+
+def test_another_limit_ends_the_wait() -> None:
+    case = Gathering(limit=10, together=3, inside=11)
+    case.leave()
+    case.slots.resize(10)
+    assert case.counts() == (10, 0, 11, 1)
+    case.enter()
+    case.leave()
+    assert case.counts() == (9, 1, 11, 2)  # another wait, of which somebody is told
+    case.slots.resize(8)
+    case.leave(2)
+    assert case.counts() == (7, 1, 11, 3)
+
+
+def test_who_follows_a_turn_that_fails_is_not_forgotten() -> None:
+    case = Gathering(limit=2, together=1, inside=2)
+    failing = ZeroDivisionError("not mine")
+
+    def fail() -> None:
+        raise failing
+
+    case.slots.enter(fail)
+    case.enter()
+    with pytest.raises(ZeroDivisionError):
+        case.leave()
+    assert case.counts() == (1, 1, 2, 1)
+    case.slots.fill()
+    assert case.counts() == (2, 0, 3, 1)
 
 
 @settings(max_examples=100, deadline=None)
@@ -83,13 +133,13 @@ def test_what_is_free_and_more_goes_out_at_once() -> None:
     together=st.integers(1, 3),
 )
 def test_slots_are_neither_lost_nor_made(steps: list[str], together: int) -> None:
-    told = False
+    gathering = False
 
-    def held_back() -> None:
-        nonlocal told
-        told = True
+    def gather() -> None:
+        nonlocal gathering
+        gathering = True
 
-    slots = Slots(2, held_back)
+    slots = Slots(2, gather)
     slots.together = together
     limit = 2
     waiting: list[Callable[[], None]] = []
@@ -122,9 +172,10 @@ def test_slots_are_neither_lost_nor_made(steps: list[str], together: int) -> Non
             slots.resize(limit)
         elif step == "fill":
             slots.fill()
+            gathering = False
         assert (slots.held, slots.waiting) == (len(inside), len(waiting))
-        # Nobody waits while there is room, unless for company, and then somebody knows of it.
+        # Nobody waits while there is room, unless for company, and then somebody has been told.
         free = limit - slots.held
-        assert not waiting or free <= 0 or (told and free < together)
-        if not waiting or free <= 0:
-            told = False
+        assert not waiting or free <= 0 or (gathering and free < together)
+        if free <= 0:
+            gathering = False

@@ -78,12 +78,16 @@ def test_an_engine_is_not_drained_before_its_answers_are_read(tokenizer: str, tm
             rig.policy(make_full_policy(tmp_path, 2))
             await asyncio.sleep(0.3)
             assert engine.seen.updates == ["run-v1"]
+            (placed,) = rig.fleet.engines
+            # Nothing more is placed here, so no slot is to wait for others.
+            assert (placed.state, placed.desk._gathers) == ("syncing", False)
             gate.open = True
             samples = await group
             assert sorted(sample.attempts for sample in samples) == [1, 1, 1, 2]
             assert {sample.policy_version_newest for sample in samples} == {1}
             await rig.current(2)
             assert engine.seen.updates == ["run-v1", "run-v2"]
+            assert (placed.state, placed.desk._gathers) == ("serving", True)
 
     asyncio.run(main())
 
@@ -241,5 +245,52 @@ def test_what_is_wrong_with_a_problem_is_said_when_its_credit_comes(tokenizer: s
             assert "empty prompt" in str(bad)
             assert isinstance(good, list)
             assert len(good) == 4
+
+    asyncio.run(main())
+
+
+def test_a_generator_that_cannot_keep_up_has_no_full_engine(tokenizer: str, tmp_path: Path, gate: Gate) -> None:
+    """Requests wait for slots, but it is not the limit that bounds them: raising it would not help."""
+
+    async def main() -> None:
+        async with FakeEngine(tokenizer) as engine, running([engine.url], engine_concurrency=8) as rig:
+            rig.policy(make_policy(tmp_path, 0, 100))
+            await rig.current(0)
+            gate.open = False
+            group = asyncio.create_task(rig.sample(make_problem(1, group_size=32)))
+            (placed,) = rig.fleet.engines
+            await eventually(lambda: (placed.desk.slots.waiting, placed.client.in_flight) == (16, 0))
+            assert placed.held_back
+            assert not placed.full
+            gate.open = True
+            assert len(await group) == 32
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("cost_s", "together"), [(5.0, 4), (0.0, 1)])
+def test_slots_of_a_full_engine_are_filled_together(
+    tokenizer: str, tmp_path: Path, cost_s: float, together: int
+) -> None:
+    async def main() -> None:
+        async with (
+            FakeEngine(tokenizer, latency_s=0.05) as engine,
+            running([engine.url], engine_concurrency=40, prefill_cost_s=cost_s) as rig,
+        ):
+            rig.policy(make_policy(tmp_path, 0, 1000))
+            await rig.current(0)
+            groups = [asyncio.create_task(rig.sample(make_problem(n))) for n in range(1, 41)]
+            samples = [sample for group in await asyncio.gather(*groups) for sample in group]
+            assert all(isinstance(sample, Completion) for sample in samples)
+            (placed,) = rig.fleet.engines
+            assert placed.desk.slots.together == together
+            placed.set_limit(80)
+            assert placed.desk.slots.together == (8 if cost_s else 1)
+            placed.set_limit(40)
+            assert engine.seen.most_in_flight == 40
+            assert (placed.assigned, placed.desk.slots.held, placed.desk.slots.waiting) == (0, 0, 0)
+            # With a single group there is nothing to wait for.
+            engine.latency_s = 0.0
+            assert len(await rig.sample(make_problem(41))) == 4
 
     asyncio.run(main())
