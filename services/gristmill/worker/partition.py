@@ -62,6 +62,7 @@ class Partition:
         self.committed = -1 if start is None else start
         self.sent = self.committed
         self.received_at = time.monotonic()
+        self.behind_since: float | None = None
         self.repairs = 0
 
     @property
