@@ -368,6 +368,7 @@ async def measure(arguments: argparse.Namespace, url: str, folder: Path, bootstr
         keep(arguments, in_flight, samples, results)
     run.ctx.stop.set()
     await task
+    run.publisher.close()
     report(arguments, in_flight, samples, results)
 
 

@@ -1,7 +1,7 @@
 """Sampling a file of problems from one engine, without the line: evaluation and offline data.
 
 The rows are those of ``gristmill problems export``; what comes out is what ``gristmill verify`` takes in. Prompts
-are rendered and responses checked exactly as on the line.
+are rendered, requests sent and responses checked exactly as on the line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ import msgspec
 
 from gristmill.errors import BadInput, GristmillError
 from gristmill.messages import ChatMessage, Problem, Sampling, make_group_id, now_ms
-from sglang_generator.config import GeneratorConfig
+from sglang_generator.config import GeneratorConfig, StaticPolicy
+from sglang_generator.desk import Ask, Desk
 from sglang_generator.engine_client import EngineClient
 from sglang_generator.errors import EngineError
+from sglang_generator.policy import static_policy
 from sglang_generator.prompts import Prompts
-from sglang_generator.wire import Expected, sampling_params
+from sglang_generator.refill import Refill
+from sglang_generator.wire import Expected, Generated, Prompt, Request, sampling_params
 
 RUN = "sample"
 
@@ -65,18 +68,27 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
         await prompts.load(config.tokenizer or info.tokenizer_path or info.model_path)
         problems = [_problem(number, row, job) for number, row in rows]
         async with _adapter(client, job.adapter) as name:
-            slots = asyncio.Semaphore(config.first_concurrency)
+            engine = _Engine(client, config)
+            in_hand = asyncio.Semaphore(2 * config.first_concurrency)  # as many again are ready when slots are free
             expected = Expected(adapter=name, weight_version=None)
             done = 0
 
             async def one(number: int, problem: Problem, row: _Row, index: int) -> dict[str, Any]:
                 nonlocal done
-                async with slots:
-                    completion = await _generate(client, config, prompts, problem, index, expected)
+                async with in_hand:
+                    prompt = Prompt(prompts.render(problem))
+                    found = await engine.sample(prompt, sampling_params(problem.sampling, index), expected)
                 done += 1
                 progress(done, len(rows) * job.samples)
                 scored_by = {"gold": row.answer} if row.tests is None else {"tests": row.tests}
-                return {"id": f"{row.problem_id}/{index}", "line": number, **scored_by, **completion}
+                return {
+                    "id": f"{row.problem_id}/{index}",
+                    "line": number,
+                    **scored_by,
+                    "completion": found.text,
+                    "finish_reason": found.finish_reason,
+                    "completion_tokens": len(found.ids) // 4,
+                }
 
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -94,29 +106,46 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
     return len(tasks)
 
 
-async def _generate(
-    client: EngineClient, config: GeneratorConfig, prompts: Prompts, problem: Problem, index: int, expected: Expected
-) -> dict[str, Any]:
-    ids = prompts.render(problem)
-    for attempt in range(1, config.attempts + 1):
+class _Engine:
+    """One engine, asked for one sample at a time by each of many tasks."""
+
+    def __init__(self, client: EngineClient, config: GeneratorConfig) -> None:
+        self._client = client
+        self._config = config
+        self._policy = static_policy(StaticPolicy(), RUN)
+        self._desk = Desk(
+            client,
+            config.first_concurrency,
+            usable_for=lambda _: True,
+            epoch=lambda: 0,
+            on_room=lambda: None,
+            refill=Refill(config.prefill_cost_s),
+        )
+
+    async def sample(self, prompt: Prompt, params: dict[str, Any], expected: Expected) -> Generated:
+        """One completion, in as many attempts as the settings allow."""
+        for attempt in range(1, self._config.attempts + 1):
+            try:
+                return await self._ask(Request(uuid.uuid4().hex, prompt, params, expected))
+            except EngineError:
+                if attempt == self._config.attempts:
+                    raise
+                await asyncio.sleep(self._config.retry_backoff_s * 2 ** (attempt - 1))
+        raise AssertionError("unreachable: attempts is at least 1")
+
+    async def _ask(self, request: Request) -> Generated:
+        ready = asyncio.Event()
+        ask = Ask(self._policy, request, ready.set)
+        self._desk.submit(ask)
         try:
-            found = await client.generate(
-                rid=uuid.uuid4().hex,
-                input_ids=ids,
-                params=sampling_params(problem.sampling, index),
-                expected=expected,
-            )
-        except EngineError:
-            if attempt == config.attempts:
-                raise
-            await asyncio.sleep(config.retry_backoff_s * 2 ** (attempt - 1))
-        else:
-            return {
-                "completion": found.text,
-                "finish_reason": found.finish_reason,
-                "completion_tokens": len(found.ids) // 4,
-            }
-    raise AssertionError("unreachable: attempts is at least 1")
+            await ready.wait()
+            outcome = ask.outcome
+        finally:
+            self._desk.close_ask(ask)
+        assert outcome is not None  # the policy is always usable
+        if isinstance(outcome, EngineError):
+            raise outcome
+        return self._client.read(request, outcome)
 
 
 @asynccontextmanager
