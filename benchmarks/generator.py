@@ -18,7 +18,7 @@ Beside the rate of the whole round stands that of its middle: from when as many 
 all have been sent, so without the ramp at the start and the tail at the end.
 
 ``--engine stepping`` works as SGLang's scheduler does (``tests/sglang_generator/stepping_engine.py``), and its counts
-of steps are printed for both sides: the more sequences a prefill gets, the faster a client turns answers into requests.
+of steps are printed for both sides: how many sequences a prefill gets says how closely together requests arrive.
 
 ``--prompts`` takes the rows of ``gristmill problems export``.
 """
@@ -439,7 +439,12 @@ def main() -> None:
     parser.add_argument("--adapter", type=Path, help="adapter to sample with, that the server can read")
     parser.add_argument("--prompts", type=Path, help="JSONL rows of 'gristmill problems export'")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--at-most-s", type=float, default=math.inf, help="begin no round that would end later")
+    parser.add_argument(
+        "--at-most-s",
+        type=float,
+        default=math.inf,
+        help="for the rounds: none begins that would end later if it took as long as the longest so far",
+    )
     parser.add_argument("--samples", type=int, default=1600, help="completions a round")
     parser.add_argument("--in-flight", type=in_flight, default=64, help="requests in flight, or auto")
     parser.add_argument("--latency-ms", type=float, default=200.0, help="of the fake engine")

@@ -9,7 +9,8 @@
 #   GRAPHS         largest batch with a CUDA graph (512): above it SGLang falls to half its speed
 #   CONCURRENCIES  requests in flight ("512 auto"; auto is bounded by GRAPHS)
 #   SAMPLES, TOKENS, ROUNDS   completions a round (2048) of at most so many tokens (256), rounds of each side (6)
-#   AT_MOST_S      no round begins that would end after so many seconds of each setting (240)
+#   AT_MOST_S      seconds for the rounds of each setting (240), search and warm-up apart: none begins that would end later
+#                  if it took as long as the longest so far
 #   DELIVER        modes whose updates are measured under this load ("disk"; empty for none; also tensor-inline, tensor-ipc)
 set -euo pipefail
 

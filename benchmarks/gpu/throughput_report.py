@@ -56,7 +56,7 @@ def main(out: Path) -> None:
     (out / "throughput.json").write_text(json.dumps(rows, indent=1))
     without = (out / "without_graph.txt").read_text().strip() if (out / "without_graph.txt").is_file() else "?"
     print(f"\ndecode batches without a CUDA graph in the server's log: {without}")
-    deliveries(out / "delivery.json")
+    deliveries(out / "delivery.json", utilisation(out / "deliver.csv"))
 
 
 def median(rounds: list[dict[str, Any]], what: str) -> float:
@@ -83,7 +83,11 @@ def read_prefills(log: Path) -> list[tuple[float, int]]:
 
 
 def prefill_size(rounds: list[dict[str, Any]], prefills: list[tuple[float, int]]) -> float | None:
-    """Sequences per prefill in the rounds of one side, by the server's own log; None where that tells nothing."""
+    """Sequences per prefill in the rounds of one side, by the server's own log; None where that tells nothing.
+
+    The first and last second of a round are left out: the log's times are whole seconds, and the first burst is no
+    refill.
+    """
     sizes = [
         size
         for at, size in prefills
@@ -102,8 +106,8 @@ def utilisation(file: Path) -> float | None:
     return statistics.fmean(busy) if busy else None
 
 
-def deliveries(file: Path) -> None:
-    """What updates under full load cost."""
+def deliveries(file: Path, use: float | None) -> None:
+    """What updates under full load cost; ``use`` is the GPU's meanwhile, in percent."""
     if not file.is_file():
         return
     for name, result in json.loads(file.read_text()).items():
@@ -114,6 +118,7 @@ def deliveries(file: Path) -> None:
         print(
             f"updates by {name}: {rate['calm_tokens_per_s']:,.0f} tokens/s without, {rate['tokens_per_s']:,.0f} with "
             f"one every {rate['period_s']:.1f} s: {rate['lost_s_per_version']:.2f} s lost per version"
+            + ("" if use is None else f"; GPU use {use:.0f} %")
         )
 
 

@@ -1,12 +1,13 @@
 """The requests of one engine, from waiting for a slot until their answers have been read.
 
-An engine's scheduler serves together what arrives together, so the slots of answers go to the next requests in the very
-call in which an answer arrives, several at a time (:mod:`sglang_generator.refill`); reading it (JSON, checks, encoding,
-producing) comes after, a few answers per turn of the event loop. Invariants:
+An engine's scheduler serves together what arrives together, so the slots that answers free are filled several at a
+time (:mod:`sglang_generator.refill`): in the very call in which the answer arrives that makes up the number, or when
+the pause ends. Reading an answer (JSON, checks, encoding, producing) comes after its arrival, a few answers per turn of
+the event loop. Invariants:
 
 * Never more than ``slots.limit`` requests are in flight.
-* A request waits though a slot is free only after an answer at a nearly full engine (nine tenths of the slots are
-  taken), and no longer than ``refill.pause_s`` from that answer.
+* A request waits though a slot is free only while fewer than ``slots.together`` are free, a tenth at most, and no
+  longer than ``refill.pause_s`` as it was when the first of them was left.
 * Answers that wait to be read are at most as many again: beyond that an answer keeps its slot until it is read.
 * Only an answer of HTTP 200 frees its slot unread. After a failure nothing is sent in its place until it was judged,
   and failures are judged first.
@@ -75,8 +76,8 @@ class Desk:
         refill: Refill,
     ) -> None:
         """``on_room`` is called when an answer has freed its slot and no other request has it yet."""
-        self.slots = Slots(limit, self._fill_later)
-        self._gathers = True
+        self.slots = Slots(limit, self._begin_pause)
+        self._may_gather = True
         self.unread = 0
         """Answers that freed their slots and wait to be read."""
         self._sender = sender
@@ -84,7 +85,7 @@ class Desk:
         self._epoch = epoch
         self._on_room = on_room
         self._refill = refill
-        self._filling: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None
         self._turns: dict[Ask, Callable[[], None]] = {}
         self._arrived: deque[Ask] = deque()
         self._reading = False
@@ -94,15 +95,15 @@ class Desk:
         self.slots.resize(limit)
         self._set_together()
 
-    def gather(self, on: bool) -> None:
+    def let_gather(self, on: bool) -> None:
         """Whether slots may wait for each other. Off: what waits has its turn now, for no more will come."""
-        self._gathers = on
+        self._may_gather = on
         self._set_together()
         if not on:
             self.slots.fill()
 
     def submit(self, ask: Ask) -> None:
-        """Send a request as soon as there is a slot, which may be now."""
+        """Send a request as soon as a slot is given to it, which may be now."""
 
         def turn() -> None:
             del self._turns[ask]
@@ -128,15 +129,15 @@ class Desk:
         ask.outcome = None  # its body may be megabytes
 
     def _set_together(self) -> None:
-        self.slots.together = self._refill.together(self.slots.limit) if self._gathers else 1
+        self.slots.together = self._refill.together(self.slots.limit) if self._may_gather else 1
 
-    def _fill_later(self) -> None:
-        """Free slots wait for others: not for ever."""
-        if self._filling is None:
-            self._filling = asyncio.get_running_loop().call_later(self._refill.pause_s, self._fill)
+    def _begin_pause(self) -> None:
+        """Free slots have begun to wait: fill them after the pause at the latest."""
+        if self._pause is None:
+            self._pause = asyncio.get_running_loop().call_later(self._refill.pause_s, self._end_pause)
 
-    def _fill(self) -> None:
-        self._filling = None
+    def _end_pause(self) -> None:
+        self._pause = None
         self.slots.fill()
 
     def _leave_soon(self) -> None:
@@ -144,9 +145,9 @@ class Desk:
         asyncio.get_running_loop().call_soon(self.slots.leave)
 
     def _send(self, ask: Ask) -> None:
-        if self._filling is not None:
-            self._filling.cancel()
-            self._filling = None
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         if not self._usable_for(ask.policy):
             # It may have left service while the request waited.
             self.slots.leave()

@@ -121,6 +121,7 @@ class Engine:
         self._count_tokens = instruments.engine_tokens.labels(url).inc
         instruments.in_flight.labels(url).set_function(lambda: self.client.in_flight)
         instruments.adapters.labels(url).set_function(lambda: len(self._loaded))
+        instruments.requests_waiting.labels(url).set_function(lambda: self.desk.slots.waiting)
         instruments.limit.labels(url).set_function(lambda: self.desk.slots.limit)
         instruments.show_state(url, self._state)
 
@@ -156,13 +157,14 @@ class Engine:
 
     @property
     def held_back(self) -> bool:
-        """Whether samples placed here wait for a slot."""
+        """Whether more samples are placed here than may be in flight: some wait because of the limit, and not only for
+        company."""
         return self.load > self.limit
 
     @property
     def full(self) -> bool:
         """Whether about as many requests are in flight as may be: else it is not the limit that bounds them. Slots that
-        wait for each other are fewer than what it allows for."""
+        wait for each other are fewer than the share that is allowed for."""
         return self.client.in_flight >= (1 - EMPTY_AT_MOST) * self.limit
 
     def set_limit(self, limit: int) -> None:
@@ -497,7 +499,7 @@ class Engine:
     def _set_state(self, state: State) -> None:
         if state != self._state:
             self._state = state
-            self.desk.gather(state == "serving")
+            self.desk.let_gather(state == "serving")
             self._instruments.show_state(self.url, state)
             self._wishes.changed()
 

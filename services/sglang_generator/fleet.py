@@ -7,7 +7,7 @@ Invariants:
   (``each``); new groups always take it.
 * A version stays on the engines while a group holds it; drained versions are dropped, ``keep_versions`` behind.
 * A group waits for an engine with room rather than in an engine's queue, so slow engines get fewer groups.
-* The first group that waits is placed in the very call in which room comes about, so its requests leave at once.
+* The first group that waits is placed in the very call in which room comes about.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One group of samples: G single-sample requests by one policy version, on one engine, retried one by one.
 
-The requests leave when the group is placed, in that very call; the group's own task then reads the answers.
+The requests are handed to the engine's desk when the group is placed, in that very call; the group's own task then
+reads the answers.
 
 A sample's infrastructure failure moves that sample alone to another engine that serves the same version; its
 partial output is discarded. When its attempts are used up the sample becomes an error verdict: never silently gone.

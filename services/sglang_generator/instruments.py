@@ -27,6 +27,9 @@ class Instruments:
         self.retries = metrics.counter("generator_retries", "Requests repeated, by what failed.", ("kind",))
         self.engine_errors = metrics.counter("generator_engine_errors", "Failures of engines.", ("engine", "kind"))
         self.in_flight = metrics.gauge("generator_requests_in_flight", "Requests in flight.", ("engine",))
+        self.requests_waiting = metrics.gauge(
+            "generator_requests_waiting", "Requests that wait for a slot, or for others to leave with.", ("engine",)
+        )
         self.state = metrics.gauge("generator_engine_state", "1 for the state an engine is in.", ("engine", "state"))
         self.openings = metrics.counter(
             "generator_breaker_openings", "Times an engine went out of service.", ("engine",)

@@ -8,7 +8,8 @@ every slot busy, and the engine busy with prefills. With slots that wait ``pause
     prefill / pause            of its time to prefills
 
 and the sum is least at ``pause = sqrt(2 * latency * prefill)``: the economic order quantity (Harris, "How many parts to
-make at once", 1913), with a prefill for the cost of an order and empty slots for the cost of stock.
+make at once", 1913), with a prefill for the cost of an order and empty slots for the cost of stock. Where a frontend
+hands requests on one by one, those that were sent together take several prefills, and the loss is larger than that.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import math
 EMPTY_AT_MOST = 0.1
 """Share of the slots that may be empty at a time, so a twentieth on average: also what a wrong estimate may cost."""
 _WEIGHT = 0.02
-"""Of the latest answer in the average, once there have been enough for a plain mean."""
+"""Weight of an answer in the running mean; the first 1 / _WEIGHT answers have a plain mean."""
 
 
 class Refill:
-    """One engine's. Until an answer has told the latency nothing waits."""
+    """For one engine. Until its first answer has told the latency, nothing waits."""
 
     def __init__(self, prefill_s: float) -> None:
         """``prefill_s``: seconds of a prefill, whatever its size; 0 for an engine that has no such cost."""
@@ -37,16 +38,16 @@ class Refill:
 
     @property
     def share(self) -> float:
-        """Of the slots, those that are filled together."""
+        """Share of the slots (0 to ``EMPTY_AT_MOST``) that are filled together."""
         if not self._latency_s:
             return 0.0
         return min(EMPTY_AT_MOST, math.sqrt(2 * self._prefill_s / self._latency_s))
 
     @property
     def pause_s(self) -> float:
-        """How long a slot may wait for others: as long as they take to become free at this latency."""
+        """Seconds that a slot may wait for others: as long as they take to become free at this latency."""
         return self.share * self._latency_s
 
     def together(self, limit: int) -> int:
-        """Fewest slots that are filled together, of so many: 1 or more."""
+        """Free slots, of ``limit``, from which on they wait no longer; at least 1."""
         return max(1, int(self.share * limit))

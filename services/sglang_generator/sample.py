@@ -1,7 +1,8 @@
 """Sampling a file of problems from one engine, without the line: evaluation and offline data.
 
 The rows are those of ``gristmill problems export``; what comes out is what ``gristmill verify`` takes in. Prompts
-are rendered, requests sent and responses checked exactly as on the line.
+are rendered as on the line, requests are sent through the same desk, and responses are checked but for the version of
+the weights.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
         await prompts.load(config.tokenizer or info.tokenizer_path or info.model_path)
         problems = [_problem(number, row, job) for number, row in rows]
         async with _adapter(client, job.adapter) as name:
-            engine = _Engine(client, config)
+            sampler = _Sampler(client, config)
             in_hand = asyncio.Semaphore(2 * config.first_concurrency)  # as many again are ready when slots are free
             expected = Expected(adapter=name, weight_version=None)
             done = 0
@@ -77,7 +78,7 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
                 nonlocal done
                 async with in_hand:
                     prompt = Prompt(prompts.render(problem))
-                    found = await engine.sample(prompt, sampling_params(problem.sampling, index), expected)
+                    found = await sampler.sample(prompt, sampling_params(problem.sampling, index), expected)
                 done += 1
                 progress(done, len(rows) * job.samples)
                 scored_by = {"gold": row.answer} if row.tests is None else {"tests": row.tests}
@@ -106,7 +107,7 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
     return len(tasks)
 
 
-class _Engine:
+class _Sampler:
     """One engine, asked for one sample at a time by each of many tasks."""
 
     def __init__(self, client: EngineClient, config: GeneratorConfig) -> None:

@@ -17,11 +17,11 @@ class Slots:
     left while nearly all are taken wait for each other: until so many are free, or :meth:`fill` is called.
     """
 
-    def __init__(self, limit: int, gather: Callable[[], None]) -> None:
-        """``gather`` is called when free slots begin to wait: see to it that :meth:`fill` is called in the end."""
+    def __init__(self, limit: int, on_gathering: Callable[[], None]) -> None:
+        """``on_gathering`` is called when free slots begin to wait: see to it that :meth:`fill` is called sometime."""
         self.together = 1
-        """Free slots that wait no longer."""
-        self._gather = gather
+        """So many free slots do not wait for more; 1: none waits."""
+        self._on_gathering = on_gathering
         self._gathering = False
         self._limit = limit
         self._held = 0
@@ -49,7 +49,7 @@ class Slots:
         self.fill()
 
     def enter(self, turn: Turn) -> None:
-        """Wait for a slot, or get it at once. Every turn waits once."""
+        """Wait for a slot, or get it at once, unless free slots wait for each other. Every turn waits once."""
         self._queue[turn] = None
         if not self._gathering:
             self._let_in()
@@ -72,14 +72,14 @@ class Slots:
             self.fill()
 
     def fill(self) -> None:
-        """Give out what is free, however few that are, and what is asked for from now on until a slot is left again."""
+        """Give out what is free, however few. Turns that come later get in at once, until slots begin to wait again."""
         self._gathering = False
         self._let_in()
 
     def _begin_to_gather(self) -> None:
         if not self._gathering:
             self._gathering = True
-            self._gather()
+            self._on_gathering()
 
     def _let_in(self) -> None:
         if self._letting_in:

@@ -293,24 +293,6 @@ def test_a_full_producer_queue_is_back_pressure(ctx: ServiceContext[Section]) ->
     assert all_committed(ctx)
 
 
-def test_slow_handlers_are_no_silent_partition(ctx: ServiceContext[Section], monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the last of them is done, the lag of the last statistics is still that of before."""
-    monkeypatch.setattr("gristmill.worker.source.SILENCE_S", 4.0)
-    publish(ctx, 8)
-    done: list[int] = []
-
-    async def handle(incoming: Incoming[Problem]) -> Iterable[Outgoing]:
-        await asyncio.sleep(4.5)  # the statistics come every two seconds
-        done.append(incoming.message.ordinal)
-        return []
-
-    with RunningWorker(ctx, handle, concurrency=8) as running:
-        wait_until(lambda: len(done) == 8)
-        wait_until(lambda: all_committed(ctx))
-        time.sleep(3.0)
-        assert running.stats.position_repairs == 0
-
-
 SHORT_POLL = {"session.timeout.ms": 2000, "max.poll.interval.ms": 2000}
 
 

@@ -1,8 +1,8 @@
 """A fake engine that steps as SGLang's scheduler does, in a process of its own, for benchmarks.
 
 While requests wait, a step prefills all of them that fit; else it decodes one token of every running request. A step
-takes its time whatever its size, so throughput depends on how many sequences a prefill gets, that is on how fast and
-how closely together a client turns answers into requests. Answers go out when their last step is over, while the next
+takes its time whatever its size, so throughput depends on how many sequences a prefill gets, that is on how closely
+together a client's requests arrive. Answers go out when their last step is over, while the next
 one runs: the steps are a thread's, as SGLang's scheduler is a process of its own. Before the scheduler stands a
 frontend, which passes requests and answers on one after the other and takes its time with each.
 

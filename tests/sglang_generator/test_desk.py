@@ -260,16 +260,16 @@ def test_a_pause_ends_with_the_requests_that_it_was_for() -> None:
     async def main() -> None:
         case = full_desk(40, 12, latency_s=3600.0)
         case.sender.flights[0].end(GOOD)
-        first = case.desk._filling
+        first = case.desk._pause
         assert first is not None
         case.submit()
         case.sender.flights[0].end(GOOD)
-        assert (case.desk._filling, first.cancelled()) == (first, False)  # whoever comes meanwhile does not extend it
+        assert (case.desk._pause, first.cancelled()) == (first, False)  # whoever comes meanwhile does not extend it
         for _ in range(2):
             case.sender.flights[0].end(GOOD)
         assert (case.desk.slots.waiting, first.cancelled()) == (9, True)
         case.sender.flights[0].end(GOOD)
-        assert case.desk._filling not in (None, first)
+        assert case.desk._pause not in (None, first)
 
     asyncio.run(main())
 
@@ -279,9 +279,11 @@ def test_a_pause_that_nobody_waited_for_ends_as_well() -> None:
         case = full_desk(40, 1, latency_s=0.2)
         case.sender.flights[0].end(GOOD)
         case.desk.close_ask(case.asks[40])
-        await eventually(lambda: case.desk._filling is None)
+        assert case.desk._pause is not None
+        await eventually(lambda: case.desk._pause is None)
         case.sender.flights[0].end(GOOD)
         case.submit()
+        assert case.desk.slots.waiting == 1
         await eventually(lambda: not case.desk.slots.waiting)
         assert len(case.sender.flights) == 39
 
@@ -344,11 +346,11 @@ def test_nothing_waits_for_company_that_cannot_come() -> None:
         case = full_desk(40, 8, latency_s=3600.0)
         case.sender.flights[0].end(GOOD)
         assert (len(case.sender.flights), case.desk.slots.waiting) == (39, 8)
-        case.desk.gather(on=False)
+        case.desk.let_gather(on=False)
         assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 7)
         case.sender.flights[0].end(GOOD)
         assert (len(case.sender.flights), case.desk.slots.waiting) == (40, 6)
-        case.desk.gather(on=True)
+        case.desk.let_gather(on=True)
         case.sender.flights[0].end(GOOD)
         assert (len(case.sender.flights), case.desk.slots.waiting) == (39, 6)
 

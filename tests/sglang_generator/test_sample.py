@@ -47,7 +47,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 def test_every_row_is_sampled_in_order(tokenizer: str, tmp_path: Path) -> None:
     async def main() -> None:
         sampling = Sampling(tmp_path, [*rows(30), CODE])
-        async with FakeEngine(tokenizer, latency_s=0.02) as engine:
+        async with FakeEngine(tokenizer, latency_s=0.2) as engine:
             lines = await sampling.run(engine, samples=3, engine_concurrency=20)
             assert engine.seen.most_in_flight == 20
             assert len({body["rid"] for body in engine.seen.samples()}) == len(lines) == 93
@@ -85,7 +85,6 @@ def test_a_failed_request_is_made_again(tokenizer: str, tmp_path: Path, fault: s
         async with FakeEngine(tokenizer) as engine:
             engine.faults["/generate"] = [fault, 3]
             lines = await sampling.run(engine, samples=2, engine_concurrency=4)
-            assert len(engine.seen.paths) > 0
             assert engine.seen.paths["/generate"] == 16 + 3
         assert [line["id"] for line in lines] == [f"p{n}/{i}" for n in range(8) for i in range(2)]
 
@@ -109,7 +108,8 @@ def test_a_failure_for_good_is_an_error_and_leaves_no_file(
             engine.faults["/generate"] = [fault, 1000]
             with pytest.raises(error, match=message):
                 await sampling.run(engine, engine_concurrency=4, **config)
-            assert engine.in_flight <= 4
+            in_hand = 2 * 4
+            assert len(engine.seen.generates) <= in_hand * config.get("attempts", 4) < 40  # the others are given up
         assert not sampling.out.exists()
 
     asyncio.run(main())

@@ -167,15 +167,17 @@ def test_slots_are_neither_lost_nor_made(steps: list[str], together: int) -> Non
         elif step == "grow":
             limit += 1
             slots.resize(limit)
+            gathering = False
         elif step == "shrink" and limit > 1:
             limit -= 1
             slots.resize(limit)
+            gathering = False
         elif step == "fill":
             slots.fill()
             gathering = False
         assert (slots.held, slots.waiting) == (len(inside), len(waiting))
         # Nobody waits while there is room, unless for company, and then somebody has been told.
         free = limit - slots.held
-        assert not waiting or free <= 0 or (gathering and free < together)
-        if free <= 0:
+        if not 0 < free < together:
             gathering = False
+        assert not waiting or free <= 0 or gathering

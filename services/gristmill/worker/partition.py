@@ -62,13 +62,26 @@ class Partition:
         self.committed = -1 if start is None else start
         self.sent = self.committed
         self.received_at = time.monotonic()
-        self.behind_since: float | None = None
+        self._behind_since: float | None = None
         self.repairs = 0
 
     @property
     def key(self) -> tuple[str, int]:
         """Topic name and partition number."""
         return self.topic.name, self.number
+
+    def is_silent(self, now: float, lag: int, silence_s: float) -> bool:
+        """Whether records have been due for so long that something must be wrong; for the poll thread.
+
+        ``lag`` is of the last statistics, and may be of records that have been settled since: it must persist.
+        """
+        waits = not self.paused and not self.full and self.expected is not None and self.expected == self.watermark
+        if not waits or lag <= 0:
+            self._behind_since = None
+            return False
+        if self._behind_since is None:
+            self._behind_since = now
+        return now - max(self._behind_since, self.received_at) >= silence_s
 
     @property
     def watermark(self) -> int | None:

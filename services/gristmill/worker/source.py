@@ -291,27 +291,13 @@ class Source:
             self._consumer.resume(resume)
 
     def _repair_silent(self) -> None:
-        now = self.polled_at
         for partition in self._owned.values():
             lag = self._stats.lag.get(partition.key, 0)
-            if not self._waits_for_records(partition) or lag <= 0:
-                partition.behind_since = None
-                continue
-            # The lag is of the last statistics, and may be of records that have been settled since.
-            if partition.behind_since is None:
-                partition.behind_since = now
-            if now - max(partition.behind_since, partition.received_at) < SILENCE_S:
-                continue
-            assert partition.expected is not None
-            partition.repairs += 1
-            self._log.warning("silent_partition", topic=partition.topic.name, partition=partition.number, lag=lag)
-            self._seek(partition, partition.expected)
-
-    def _waits_for_records(self, partition: Partition) -> bool:
-        """Whether all that was received is settled, and more may come."""
-        if partition.paused or partition.full or partition.expected is None:
-            return False
-        return partition.expected == partition.watermark
+            if partition.is_silent(self.polled_at, lag, SILENCE_S):
+                assert partition.expected is not None
+                partition.repairs += 1
+                self._log.warning("silent_partition", topic=partition.topic.name, partition=partition.number, lag=lag)
+                self._seek(partition, partition.expected)
 
     def _drain(self) -> None:
         """Finish what was begun, within the deadline, still polling; then commit."""
