@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,11 @@ class Rig:
     async def sample(self, problem: Problem) -> list[Any]:
         incoming = Incoming(problem, "problems", 0, problem.ordinal, problem.key, {}, 1)
         return [outgoing.message for outgoing in await self.generator.handle(incoming)]
+
+    async def samples(self, problems: Iterable[Problem]) -> list[Any]:
+        """Of all problems, sampled at the same time."""
+        groups = await asyncio.gather(*(self.sample(problem) for problem in problems))
+        return [sample for group in groups for sample in group]
 
     def metric(self, name: str, **labels: str) -> float:
         return self.generator.registry.get_sample_value(f"gristmill_generator_{name}", labels) or 0.0  # type: ignore[attr-defined]

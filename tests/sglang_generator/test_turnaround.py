@@ -47,7 +47,7 @@ def test_requests_follow_answers_that_nobody_has_read_up_to_a_bound(tokenizer: s
             rig.policy(make_policy(tmp_path, 0, 100))
             await rig.current(0)
             gate.open = False
-            groups = [asyncio.create_task(rig.sample(make_problem(n, group_size=4))) for n in range(1, 11)]
+            work = asyncio.create_task(rig.samples(make_problem(n, group_size=4) for n in range(1, 11)))
             # Eight answers freed their slots, and the eight that came next keep theirs.
             await eventually(lambda: len(engine.seen.samples()) == 16)
             await asyncio.sleep(0.2)
@@ -55,7 +55,7 @@ def test_requests_follow_answers_that_nobody_has_read_up_to_a_bound(tokenizer: s
             (placed,) = rig.fleet.engines
             assert (placed.desk.unread, placed.desk.slots.held, placed.client.in_flight) == (8, 8, 0)
             gate.open = True
-            samples = [sample for group in await asyncio.gather(*groups) for sample in group]
+            samples = await work
             assert all(isinstance(sample, Completion) for sample in samples)
             assert len({sample.sample_id for sample in samples}) == len(samples) == 40
             assert engine.seen.most_in_flight == 8
@@ -279,8 +279,7 @@ def test_as_many_are_filled_together_as_settings_and_limit_say(
         ):
             rig.policy(make_policy(tmp_path, 0, 1000))
             await rig.current(0)
-            groups = [asyncio.create_task(rig.sample(make_problem(n))) for n in range(1, 41)]
-            samples = [sample for group in await asyncio.gather(*groups) for sample in group]
+            samples = await rig.samples(make_problem(n) for n in range(1, 41))
             assert all(isinstance(sample, Completion) for sample in samples)
             (placed,) = rig.fleet.engines
             assert placed.desk.slots.together == together
