@@ -76,7 +76,7 @@ class Desk:
         refill: Refill,
     ) -> None:
         """``on_room`` is called when an answer has freed its slot and no other request has it yet."""
-        self.slots = Slots(limit, self._begin_pause)
+        self.slots: Slots[Ask] = Slots(limit, self._send, self._begin_pause)
         self._may_gather = True
         self.unread = 0
         """Answers that freed their slots and wait to be read."""
@@ -86,7 +86,6 @@ class Desk:
         self._on_room = on_room
         self._refill = refill
         self._pause: asyncio.TimerHandle | None = None
-        self._turns: dict[Ask, Callable[[], None]] = {}
         self._arrived: deque[Ask] = deque()
         self._reading = False
 
@@ -104,19 +103,13 @@ class Desk:
 
     def submit(self, ask: Ask) -> None:
         """Send a request as soon as a slot is given to it, which may be now."""
-
-        def turn() -> None:
-            del self._turns[ask]
-            self._send(ask)
-
-        self._turns[ask] = turn
-        self.slots.enter(turn)
+        self.slots.enter(ask)
 
     def close_ask(self, ask: Ask) -> None:
         """An answer is being read, or nobody wants it any more."""
         stage, ask.stage = ask.stage, "over"
         if stage == "waiting":
-            self.slots.withdraw(self._turns.pop(ask))
+            self.slots.withdraw(ask)
         elif stage == "in_flight":
             assert ask.flight is not None
             ask.flight.give_up()

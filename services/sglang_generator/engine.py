@@ -200,8 +200,6 @@ class Engine:
             self.desk.close_ask(ask)
             return None
         try:
-            if isinstance(outcome, EngineError):
-                raise outcome
             result = self.client.read(ask.request, outcome)
         except EngineError as error:
             if error.kind == "timeout":

@@ -15,7 +15,6 @@ import msgspec
 
 from sglang_generator.config import GeneratorConfig
 from sglang_generator.errors import EngineError, Kind, RequestRefused
-from sglang_generator.http1 import Response
 from sglang_generator.lanes import KEEPALIVE_S, Done, Flight, Lanes, Outcome
 from sglang_generator.wire import (
     Expected,
@@ -72,17 +71,19 @@ class EngineClient:
         """Ask for a sample; ``done`` gets the answer, for :meth:`read`, or an :class:`EngineError`."""
         return self._lanes.send(self._head, request.content, timeout_s or self._request_timeout_s, done)
 
-    def read(self, request: Request, response: Response) -> Generated:
+    def read(self, request: Request, outcome: Outcome) -> Generated:
         """Check an answer.
 
         Raises:
             EngineError: the engine failed, or the response is not what was asked for.
             RequestRefused: the engine says that the request is wrong.
         """
-        if response.status != 200:
-            raise self._failure(response.status, response.body, "/generate")
+        if isinstance(outcome, EngineError):
+            raise outcome
+        if outcome.status != 200:
+            raise self._failure(outcome.status, outcome.body, "/generate")
         try:
-            return request.read(response.body)
+            return request.read(outcome.body)
         except EngineError as error:
             raise EngineError(error.kind, f"{self.url}/generate: {error}") from error
 
@@ -113,8 +114,6 @@ class EngineClient:
             found = await outcome
         finally:
             flight.give_up()
-        if isinstance(found, EngineError):
-            raise found
         return self.read(request, found)
 
     def give_up_in_flight(self) -> None:

@@ -72,13 +72,15 @@ async def sample_file(job: SampleJob, config: GeneratorConfig, progress: Callabl
             sampler = _Sampler(client, config)
             in_hand = asyncio.Semaphore(2 * config.first_concurrency)  # as many again are ready when slots are free
             expected = Expected(adapter=name, weight_version=None)
+            rendered: dict[int, Prompt] = {}
             done = 0
 
             async def one(number: int, problem: Problem, row: _Row, index: int) -> dict[str, Any]:
                 nonlocal done
                 async with in_hand:
-                    prompt = Prompt(prompts.render(problem))
-                    found = await sampler.sample(prompt, sampling_params(problem.sampling, index), expected)
+                    if number not in rendered:
+                        rendered[number] = Prompt(prompts.render(problem))
+                    found = await sampler.sample(rendered[number], sampling_params(problem.sampling, index), expected)
                 done += 1
                 progress(done, len(rows) * job.samples)
                 scored_by = {"gold": row.answer} if row.tests is None else {"tests": row.tests}
@@ -144,8 +146,6 @@ class _Sampler:
         finally:
             self._desk.close_ask(ask)
         assert outcome is not None  # the policy is always usable
-        if isinstance(outcome, EngineError):
-            raise outcome
         return self._client.read(request, outcome)
 
 

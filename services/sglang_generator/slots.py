@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Generic, TypeVar
 
-Turn: TypeAlias = Callable[[], None]
-"""Called when its holder has a slot; it must not raise, and may leave at once."""
+H = TypeVar("H")
 
 
-class Slots:
+class Slots(Generic[H]):
     """At most ``limit`` holders at once, first come, first served. Lowering the limit takes nobody's slot away.
 
     Who leaves calls the next one in, within the same turn of the event loop. With ``together`` above 1, slots that are
     left while nearly all are taken wait for each other: until so many are free, or :meth:`fill` is called.
     """
 
-    def __init__(self, limit: int, on_gathering: Callable[[], None]) -> None:
-        """``on_gathering`` is called when free slots begin to wait: see to it that :meth:`fill` is called sometime."""
+    def __init__(self, limit: int, on_slot: Callable[[H], None], on_gathering: Callable[[], None]) -> None:
+        """``on_slot`` is called with each holder that gets a slot; it must not raise, and may leave at once.
+        ``on_gathering`` is called when free slots begin to wait: see to it that :meth:`fill` is called sometime.
+        """
         self.together = 1
         """So many free slots do not wait for more; 1: none waits."""
+        self._on_slot = on_slot
         self._on_gathering = on_gathering
         self._gathering = False
         self._limit = limit
         self._held = 0
-        self._queue: OrderedDict[Turn, None] = OrderedDict()
+        self._queue: OrderedDict[H, None] = OrderedDict()
         self._letting_in = False
 
     @property
@@ -40,7 +42,7 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """Turns that wait."""
+        """Those who wait."""
         return len(self._queue)
 
     def resize(self, limit: int) -> None:
@@ -48,31 +50,31 @@ class Slots:
         self._limit = limit
         self.fill()
 
-    def enter(self, turn: Turn) -> None:
-        """Wait for a slot, or get it at once, unless free slots wait for each other. Every turn waits once."""
-        self._queue[turn] = None
+    def enter(self, holder: H) -> None:
+        """Wait for a slot, or get it at once, unless free slots wait for each other. Everyone waits once."""
+        self._queue[holder] = None
         if not self._gathering:
             self._let_in()
 
-    def withdraw(self, turn: Turn) -> bool:
-        """Wait no longer; false if the turn does not wait."""
-        if turn not in self._queue:
+    def withdraw(self, holder: H) -> bool:
+        """Wait no longer; false for one who does not wait."""
+        if holder not in self._queue:
             return False
-        del self._queue[turn]
+        del self._queue[holder]
         return True
 
     def leave(self) -> None:
         """Give a slot back."""
         self._held -= 1
         if self._letting_in:
-            return  # a turn that is being called has left: the loop that calls it goes on with the next
+            return  # whoever has just been let in has left: the loop that did it goes on with the next
         if 0 < self._limit - self._held < self.together:
             self._begin_to_gather()
         else:
             self.fill()
 
     def fill(self) -> None:
-        """Give out what is free, however few. Turns that come later get in at once, until slots begin to wait again."""
+        """Give out what is free, however few. Whoever comes later gets in at once, until slots begin to wait again."""
         self._gathering = False
         self._let_in()
 
@@ -87,10 +89,10 @@ class Slots:
         self._letting_in = True
         try:
             while self._queue and self._held < self._limit:
-                turn, _ = self._queue.popitem(last=False)
+                holder, _ = self._queue.popitem(last=False)
                 self._held += 1
                 try:
-                    turn()
+                    self._on_slot(holder)
                 except BaseException:
                     self._held -= 1
                     if self._queue:

@@ -12,8 +12,10 @@ from fake_engine import BASE_TOKEN, FakeEngine
 from generator_rig import make_artifact
 
 from gristmill.errors import BadInput, GristmillError
+from gristmill.messages import Problem
 from sglang_generator.config import GeneratorConfig
 from sglang_generator.errors import EngineError
+from sglang_generator.prompts import Prompts
 from sglang_generator.sample import SampleJob, sample_file
 
 CODE = {"problem_id": "c", "prompt": "def f():", "tests": {"entry": "f"}}
@@ -44,7 +46,16 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_every_row_is_sampled_in_order(tokenizer: str, tmp_path: Path) -> None:
+def test_every_row_is_sampled_in_order(tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[int] = []
+    render = Prompts.render
+
+    def counted(prompts: Prompts, problem: Problem) -> list[int]:
+        rendered.append(problem.ordinal)
+        return render(prompts, problem)
+
+    monkeypatch.setattr(Prompts, "render", counted)
+
     async def main() -> None:
         sampling = Sampling(tmp_path, [*rows(30), CODE])
         async with FakeEngine(tokenizer, latency_s=0.2) as engine:
@@ -54,6 +65,7 @@ def test_every_row_is_sampled_in_order(tokenizer: str, tmp_path: Path) -> None:
         assert [line["id"] for line in lines] == [f"p{n}/{i}" for n in range(30) for i in range(3)] + [
             f"c/{i}" for i in range(3)
         ]
+        assert rendered == list(range(1, 32))  # each once, whatever the number of its samples
         first, last = lines[0], lines[-1]
         assert (first["line"], first["gold"], first["completion_tokens"]) == (1, "0", 4)
         assert (last["line"], last["tests"], "gold" in last) == (31, {"entry": "f"}, False)

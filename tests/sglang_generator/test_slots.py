@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from sglang_generator.slots import Slots
 
 
+def calling_slots(limit: int, on_gathering: Callable[[], None] = lambda: None) -> Slots[Callable[[], object]]:
+    """Slots that call whoever gets one."""
+
+    def call(turn: Callable[[], object]) -> None:
+        turn()
+
+    return Slots(limit, call, on_gathering)
+
+
 def test_raising_the_limit_lets_the_first_in() -> None:
-    slots = Slots(1, lambda: None)
+    slots = calling_slots(1)
     order: list[int] = []
     for number in range(4):
         slots.enter(partial(order.append, number))
@@ -31,7 +40,7 @@ def test_raising_the_limit_lets_the_first_in() -> None:
 
 
 def test_a_thousand_turns_that_leave_at_once_do_not_nest() -> None:
-    slots = Slots(1, lambda: None)
+    slots = calling_slots(1)
     seen: list[int] = []
     slots.enter(lambda: None)
     for number in range(5000):
@@ -47,7 +56,7 @@ class Gathering:
     def __init__(self, limit: int, together: int, inside: int) -> None:
         self.begun = 0
         self.inside: list[int] = []
-        self.slots = Slots(limit, self._begin)
+        self.slots = calling_slots(limit, self._begin)
         self.slots.together = together
         self.enter(inside)
 
@@ -139,7 +148,7 @@ def test_slots_are_neither_lost_nor_made(steps: list[str], together: int) -> Non
         nonlocal gathering
         gathering = True
 
-    slots = Slots(2, gather)
+    slots = calling_slots(2, gather)
     slots.together = together
     limit = 2
     waiting: list[Callable[[], None]] = []
